@@ -173,13 +173,13 @@ def _message(message: Message, template: ChatTemplate) -> dict[str, Any]:
         changed["tool_calls"] = [
             _call(call) if isinstance(call, Mapping) else call for call in calls
         ]
-    return _picked(changed, _MESSAGE_KEYS)
+    return _pick_keys(changed, _MESSAGE_KEYS)
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    picked = _picked(call, _CALL_KEYS)
+    picked = _pick_keys(call, _CALL_KEYS)
     if isinstance(picked.get("function"), Mapping):
-        picked["function"] = _picked(picked["function"], _CALLED_KEYS)
+        picked["function"] = _pick_keys(picked["function"], _CALLED_KEYS)
     return picked
 
 
@@ -208,7 +208,7 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     function = tool.get("function")
     if not isinstance(function, Mapping):
         return dict(tool)
-    picked = _picked(function, _FUNCTION_KEYS)
+    picked = _pick_keys(function, _FUNCTION_KEYS)
     # Dynamo adds its fields at the end: a template may print the tool in this order.
     parameters = picked.get("parameters")
     if isinstance(parameters, Mapping):
@@ -221,7 +221,7 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": tool.get("type", "function"), "function": picked}
 
 
-def _picked(value: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+def _pick_keys(value: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
     """The known keys in Dynamo's order, without nulls."""
     return {key: value[key] for key in keys if value.get(key) is not None}
 

@@ -253,7 +253,7 @@ def faster(
         candidates.append(SegmentEncoder(reference, atomic))
     for encoder in candidates:
         key = _key(tokenizer_json, encoder.name)
-        reason = _kept(cache, key)
+        reason = _kept_result(cache, key)
         if reason is None:
             try:
                 texts = sample_texts(tokenizer_json, reference)
@@ -351,7 +351,7 @@ def _version(package: str) -> str:
         return ""
 
 
-def _kept(directory: Path | None, key: str) -> str | None:
+def _kept_result(directory: Path | None, key: str) -> str | None:
     """The kept result of a check, None without one."""
     if directory is None:
         return None

@@ -202,7 +202,7 @@ class IsolatedParts:
         """The child, or a new one. It is given up where it exceeds a limit."""
         with self._lock:
             if self._child is None:
-                self._child, _ = self._started(_Child(self._limits))
+                self._child, _ = self._load_parts(_Child(self._limits))
             try:
                 yield self._child
             except _Exceeded:
@@ -213,7 +213,7 @@ class IsolatedParts:
         """The first child, with the errors of parts that cannot be loaded."""
         child = _Child(self._limits)
         try:
-            _, loaded = self._started(child)
+            _, loaded = self._load_parts(child)
         except _Exceeded as problem:
             if child.loads_templates:
                 origin = next(iter(self._parts.templates.values())).origin
@@ -227,7 +227,7 @@ class IsolatedParts:
         self.shapes = {name: ContentShape(*shape) for name, shape in loaded.shapes.items()}
         return child
 
-    def _started(self, child: _Child) -> tuple[_Child, _Loaded]:
+    def _load_parts(self, child: _Child) -> tuple[_Child, _Loaded]:
         """The child when it has loaded the parts, and its answer."""
         child.ask(_LOAD, self._data)
         child.loads_templates = True
@@ -437,7 +437,7 @@ def serve() -> None:
     served: _Served | None = None
     while (message := _read(sys.stdin.buffer)) is not None:
         kind, data = message
-        with _timed(load_s if kind == _LOAD else text_s):
+        with _cpu_limit(load_s if kind == _LOAD else text_s):
             try:
                 if served is None:
                     served = _load(data, load_s, per_byte, few)
@@ -451,9 +451,9 @@ def serve() -> None:
             continue
         if kind == _CHAT:
             _answer(_DONE, b"")
-        with _timed(text_s):
+        with _cpu_limit(text_s):
             try:
-                answer = served.encoded(text, special=kind == _SPECIAL)
+                answer = served.encode_text(text, special=kind == _SPECIAL)
             except BaseException as error:
                 answer = _failure(error)
         _answer(*answer)
@@ -463,14 +463,14 @@ def _load(data: bytes, seconds: float, per_byte: int, few: int) -> _Served:
     """The parts, with an answer for the tokenizer and one for the templates."""
     served = _Served(data, per_byte, few)
     _answer(_DONE, b"")
-    with _timed(seconds):
+    with _cpu_limit(seconds):
         shapes = served.compile_templates()
     _answer(_DONE, msgspec.json.encode(_Loaded(shapes)))
     return served
 
 
 @contextlib.contextmanager
-def _timed(seconds: float) -> Iterator[None]:
+def _cpu_limit(seconds: float) -> Iterator[None]:
     """Let the kernel end this process after so many seconds of CPU."""
     # Counts the CPU time of all threads; the kernel's default for its signal ends the process.
     signal.setitimer(signal.ITIMER_PROF, seconds)
@@ -490,7 +490,7 @@ def _failure(error: BaseException) -> tuple[int, bytes]:
     if isinstance(error, PromptTooLongError):
         refusal = _Refusal("", chars=error.chars)
     elif isinstance(error, PromptError):
-        refusal = _Refusal(_cut(error))
+        refusal = _Refusal(_short_reason(error))
     elif isinstance(error, TemplateError):
         over = error.over_limit
         limit = None if over is None else over.limit
@@ -501,7 +501,7 @@ def _failure(error: BaseException) -> tuple[int, bytes]:
     return _REFUSED, msgspec.json.encode(refusal)
 
 
-def _cut(error: BaseException) -> str:
+def _short_reason(error: BaseException) -> str:
     """The text of an error, without half characters."""
     return str(error)[:_REASON_CHARS].encode("utf-8", "replace").decode()
 
@@ -545,7 +545,7 @@ class _Served:
         name, variables = marshal.loads(data)  # noqa: S302 - of the parent
         return self._templates[name].run(variables)
 
-    def encoded(self, text: str, *, special: bool) -> tuple[int, bytes]:
+    def encode_text(self, text: str, *, special: bool) -> tuple[int, bytes]:
         """The answer with the token ids of a text."""
         assert self._tokenizer is not None
         ids = self._tokenizer.encode(text, add_special_tokens=special).ids

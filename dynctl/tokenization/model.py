@@ -98,7 +98,7 @@ class ModelTokenizer:
         self.max_prompt_chars = max_prompt_chars
         self.fingerprint = files.fingerprint
         path = files.directory / "tokenizer.json"
-        plain, apart = _judged(files.tokenizer_json, path)
+        plain, apart = _divide_tokenizer(files.tokenizer_json, path)
         try:
             self._tokenizer = Tokenizer.from_str(plain)
         except BaseException as error:  # the Rust side raises plain Exception, or panics
@@ -347,7 +347,7 @@ class ModelTokenizer:
         )
 
 
-def _judged(tokenizer_json: str, path: Path) -> tuple[str, str | None]:
+def _divide_tokenizer(tokenizer_json: str, path: Path) -> tuple[str, str | None]:
     """What of a tokenizer runs in this process, and the part for which texts are encoded in
     another one, None: all of it runs here. Raises TokenizerError."""
     try:

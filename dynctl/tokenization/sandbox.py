@@ -159,19 +159,21 @@ class MeteredCode(CodeGenerator):
         self.write("]")
 
     def visit_List(self, node: nodes.List, frame: Frame) -> None:
-        self._weighed(super().visit_List, node, frame)
+        self._visit_weighed(super().visit_List, node, frame)
 
     def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
-        self._weighed(super().visit_Dict, node, frame)
+        self._visit_weighed(super().visit_Dict, node, frame)
 
     def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:
         if node.ctx == "load":
-            self._weighed(super().visit_Tuple, node, frame)
+            self._visit_weighed(super().visit_Tuple, node, frame)
         else:
             super().visit_Tuple(node, frame)
 
-    def _weighed(self, visit: Callable[[Any, Frame], None], node: nodes.Node, frame: Frame) -> None:
-        self.write("environment.weighed(")
+    def _visit_weighed(
+        self, visit: Callable[[Any, Frame], None], node: nodes.Node, frame: Frame
+    ) -> None:
+        self.write("environment.weigh_value(")
         visit(node, frame)
         self.write(")")
 
@@ -244,10 +246,10 @@ class ChatEnvironment(TrustedEnvironment):
 
     def __init__(self, budget: BudgetHolder, now: Callable[[], datetime]) -> None:
         # Constant folding would run filters and operators while compiling.
-        super().__init__(now, optimized=False, finalize=_printed)
+        super().__init__(now, optimized=False, finalize=_print_value)
         self.budget = budget
         self.filters = {
-            name: self._metered(name, function) for name, function in self.filters.items()
+            name: self._meter_filter(name, function) for name, function in self.filters.items()
         }
 
         def strftime_now(fmt: str) -> str:
@@ -266,7 +268,7 @@ class ChatEnvironment(TrustedEnvironment):
         self.budget.get().spend(1, len(value) if isinstance(value, str | list | tuple) else 0)
         return value
 
-    def weighed(self, value: Any) -> Any:
+    def weigh_value(self, value: Any) -> Any:
         self.budget.get().weigh(value)
         return value
 
@@ -350,14 +352,14 @@ class ChatEnvironment(TrustedEnvironment):
             inner = sum(budget.weigh(value) for value in args)
             budget.string(len(owner) + _brace_width(owner) + inner * (1 + owner.count("{")))
 
-    def _metered(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _meter_filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         # Some filters get a context, an environment or an evaluation context as first argument.
         skip = 1 if hasattr(function, "jinja_pass_arg") else 0
         shallow = name in _SHALLOW
         signature = inspect.signature(function)
 
         @wraps(function)
-        def metered(*args: Any, **kwargs: Any) -> Any:
+        def metered_filter(*args: Any, **kwargs: Any) -> Any:
             budget = self.budget.get()
             value = args[skip] if len(args) > skip else None
             budget.spend(_steps(name, value))
@@ -393,11 +395,11 @@ class ChatEnvironment(TrustedEnvironment):
             _check_bits(result)
             return result
 
-        return metered
+        return metered_filter
 
 
 @pass_context
-def _printed(context: Context, value: Any) -> str:
+def _print_value(context: Context, value: Any) -> str:
     # pass_context stops jinja2 from folding outputs while it compiles.
     environment = context.environment
     assert isinstance(environment, ChatEnvironment)

@@ -234,14 +234,15 @@ class ChatTemplate:
             **self._variables,
             **extra,
             "messages": [
-                self._prepared(i, message, join_results) for i, message in enumerate(messages)
+                self._prepare_message(i, message, join_results)
+                for i, message in enumerate(messages)
             ],
             "tools": list(tools) if tools else None,
             "documents": list(documents) if documents else None,
             "add_generation_prompt": add_generation_prompt,
         }
 
-    def _prepared(self, index: int, message: Message, join_results: bool) -> dict[str, Any]:
+    def _prepare_message(self, index: int, message: Message, join_results: bool) -> dict[str, Any]:
         """The message as vLLM and SGLang pass it to a template.
 
         Text parts become one string, joined by newlines, unless the template iterates over parts;

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Final
 from msgspec import Meta, Struct, field
 
 from dynctl.base.decode_errors import RequestError
-from dynctl.wire.json_body import convert, given, read_object
+from dynctl.wire.json_body import convert, read_object, without_nulls
 from dynctl.wire.openai import (
     MAX_BODY_BYTES,
     ChatRequest,
@@ -88,7 +88,7 @@ def parse_messages_request(
 ) -> MessagesRequest:
     """A request of the Messages API; as `parse_chat_request`."""
     document = read_object(body, max_bytes)
-    fields = convert(given(document), MessagesFields)
+    fields = convert(without_nulls(document), MessagesFields)
     chat = _Chat()
     if fields.system is not None and (text := _system_text(fields.system)):
         chat.add("system", text)

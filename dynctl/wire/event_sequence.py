@@ -52,7 +52,7 @@ class EventSequence:
         self._last_late = -1
 
     @property
-    def expected(self) -> int:
+    def next_number(self) -> int:
         """The next number."""
         return self._first if self.last is None else self.last + 1
 
@@ -66,7 +66,7 @@ class EventSequence:
 
         At most MOST_MISSING: a publisher that jumps by 9e18 must not overflow any sum of these.
         """
-        return 0 if self._joining else min(MOST_MISSING, max(0, number - self.expected))
+        return 0 if self._joining else min(MOST_MISSING, max(0, number - self.next_number))
 
     def judge(
         self,
@@ -81,10 +81,10 @@ class EventSequence:
         ``digest`` identifies its bytes; ``timestamp`` is the publisher's time in seconds, None if
         unknown; ``reconnected``: the connection broke since the last message that was applied.
         """
-        if self._joining or number == self.expected:
+        if self._joining or number == self.next_number:
             seen = self.last is not None and not self._joining
             return Verdict.UNPROVEN if reconnected and seen else Verdict.NEXT
-        if number > self.expected:
+        if number > self.next_number:
             return Verdict.GAP
         known = self._digests.get(number)
         if known is not None:

@@ -209,7 +209,7 @@ def to_index_events(
         else:
             paired = isinstance(event, PairsStored)
             eagle = is_eagle or paired
-            stored = _stored(
+            stored = _usable_blocks(
                 event, block_size, adapter_names, cache_namespace, eagle, salted, drops
             )
             if stored is not None:
@@ -241,7 +241,7 @@ def _tier(event: BlockStored | BlockRemoved) -> str:
     return DEVICE if event.medium is None else TIERS[event.medium.upper()]
 
 
-def _stored(
+def _usable_blocks(
     event: BlockStored,
     block_size: int,
     adapter_names: Mapping[int, str],

@@ -89,7 +89,7 @@ def _unreadable(error: Exception) -> str:
     return f"the body is not JSON: {error}"
 
 
-def given(fields: Mapping[str, Any]) -> dict[str, Any]:
+def without_nulls(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields whose value is not null: in the OpenAI API null means not given."""
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -178,8 +178,8 @@ def _float_range(info: inspect.Type) -> str:
     )
     if bounds is None:
         return "a finite number"
-    low = _bound("at least", bounds.ge, "above", bounds.gt)
-    high = _bound("at most", bounds.le, "below", bounds.lt)
+    low = _range_end("at least", bounds.ge, "above", bounds.gt)
+    high = _range_end("at most", bounds.le, "below", bounds.lt)
     unbounded = max(abs(bounds.ge or 0), abs(bounds.le or 0)) >= _HUGE
     if unbounded or not (low or high):
         return "a finite number"
@@ -188,7 +188,7 @@ def _float_range(info: inspect.Type) -> str:
     return "a number " + " and ".join(filter(None, (low, high)))
 
 
-def _bound(inside: str, limit: float | None, outside: str, border: float | None) -> str:
+def _range_end(inside: str, limit: float | None, outside: str, border: float | None) -> str:
     """One end of a range in words; empty without one."""
     if limit is not None:
         return f"{inside} {limit:g}"

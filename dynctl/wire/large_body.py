@@ -79,7 +79,7 @@ class _Decoder:
             self._step()
         self._skip_space()
         if self._at < len(self._body):
-            raise self._malformed("trailing characters")
+            raise self._malformed_here("trailing characters")
         return whole
 
     def _step(self) -> None:
@@ -93,7 +93,7 @@ class _Decoder:
             self._leave()
         elif comma is not None:
             if comma == start:
-                raise self._malformed("invalid character")
+                raise self._malformed_here("invalid character")
             self._take(start, comma)
             self._at = comma + 1
             self._expect_value()
@@ -116,7 +116,7 @@ class _Decoder:
                 self._count(0, body.count(b",", start, comma) + 1)
                 return comma, None
         if self._counts or body[start] == _QUOTE:
-            return self._counted(start, stop)
+            return self._search_counting(start, stop)
         return self._quick(start, stop)
 
     def _quick(self, start: int, stop: int) -> tuple[int | None, int | None]:
@@ -137,9 +137,9 @@ class _Decoder:
                 if not depth and (comma := _AFTER.match(body, at, stop)):
                     comma_at = comma.end() - 1
         # Strings and numbers of the container itself have commas that were not looked at.
-        return (comma_at, None) if comma_at is not None else self._counted(start, stop)
+        return (comma_at, None) if comma_at is not None else self._search_counting(start, stop)
 
-    def _counted(self, start: int, stop: int) -> tuple[int | None, int | None]:
+    def _search_counting(self, start: int, stop: int) -> tuple[int | None, int | None]:
         """As `_search`, and what the values count."""
         body, comma_at, depth = self._body, None, 0
         values = numbers = 0
@@ -177,7 +177,7 @@ class _Decoder:
             else:
                 inner |= msgspec.json.decode(b"{%b}" % piece)
         except msgspec.DecodeError as error:
-            raise _moved(error, start - 1) from None
+            raise _error_at(error, start - 1) from None
 
     def _large_value(self) -> None:
         """The next value does not end in the window."""
@@ -187,7 +187,7 @@ class _Decoder:
             key = self._string()
             self._skip_space()
             if self._byte() != ord(":"):
-                raise self._malformed("expected ':'")
+                raise self._malformed_here("expected ':'")
             self._at += 1
         self._skip_space()
         byte = self._byte()
@@ -214,7 +214,7 @@ class _Decoder:
         self._skip_space()
         body, start = self._body, self._at
         if self._byte() != _QUOTE:
-            raise self._malformed("invalid character")
+            raise self._malformed_here("invalid character")
         end = start
         while True:
             end = body.find(b'"', end + 1)
@@ -229,7 +229,7 @@ class _Decoder:
         try:
             return msgspec.json.decode(body[start : end + 1], type=str)
         except msgspec.DecodeError as error:
-            raise _moved(error, start) from None
+            raise _error_at(error, start) from None
 
     def _scalar(self) -> Any:
         """A number, true, false or null that begins here."""
@@ -239,7 +239,7 @@ class _Decoder:
         try:
             return msgspec.json.decode(self._body[start : self._at])
         except msgspec.DecodeError as error:
-            raise _moved(error, start) from None
+            raise _error_at(error, start) from None
 
     def _enter(self, container: list[Any] | dict[str, Any]) -> None:
         if len(self._open) >= _MOST_OPEN:
@@ -252,7 +252,7 @@ class _Decoder:
         """The byte here closes the innermost container."""
         inner = self._open.pop()
         if self._byte() != _CLOSING[isinstance(inner, dict)]:
-            raise self._malformed("invalid character")
+            raise self._malformed_here("invalid character")
         self._at += 1
         if self._open:
             self._after_value()
@@ -264,13 +264,13 @@ class _Decoder:
             self._at += 1
             self._expect_value()
         elif byte not in _CLOSING:
-            raise self._malformed("expected ',' or ']'")
+            raise self._malformed_here("expected ',' or ']'")
 
     def _expect_value(self) -> None:
         """After a comma: the container must not end here."""
         self._skip_space()
         if self._byte() in _CLOSING:
-            raise self._malformed("trailing comma in array or object")
+            raise self._malformed_here("trailing comma in array or object")
 
     def _byte(self) -> int:
         if self._at >= len(self._body):
@@ -298,11 +298,11 @@ class _Decoder:
         if self._numbers > self._most_numbers:
             raise _too_many("numbers in arrays", self._most_numbers, "send fewer token ids")
 
-    def _malformed(self, problem: str) -> msgspec.DecodeError:
+    def _malformed_here(self, problem: str) -> msgspec.DecodeError:
         return msgspec.DecodeError(f"JSON is malformed: {problem} (byte {self._at})")
 
 
-def _moved(error: msgspec.DecodeError, offset: int) -> msgspec.DecodeError:
+def _error_at(error: msgspec.DecodeError, offset: int) -> msgspec.DecodeError:
     """The error of a piece that begins at ``offset``, with the place in the body."""
     text = _BYTE.sub(lambda match: f"(byte {int(match[1]) + offset})", str(error))
     return msgspec.DecodeError(text)

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from dynctl.base.decode_errors import RequestError
 from dynctl.base.json_fields import U64_MAX, describe
-from dynctl.wire.json_body import U32, U64, TokenId, check_u64, convert, given
+from dynctl.wire.json_body import U32, U64, TokenId, check_u64, convert, without_nulls
 from router_core import Pin, RoutingConstraints, constraints
 
 QUERY_INSTANCE_ID: Final = "query_instance_id:"
@@ -156,7 +156,7 @@ def parse_nvext(value: Any, path: str = "nvext") -> NvExt:
         ids = read_token_ids(tokens, f"{path}.token_data")
         controls = parse_nvext({**value, "token_data": tokens[:1]}, path)
         return msgspec.structs.replace(controls, token_data=ids)
-    controls = convert(given(value) if isinstance(value, dict) else value, NvExt, path)
+    controls = convert(without_nulls(value) if isinstance(value, dict) else value, NvExt, path)
     for name in _WORKER_IDS:
         check_u64(getattr(controls, name), f"{path}.{name}")
     for taint, weight in (controls.routing_constraints.preferred_taints or {}).items():
@@ -250,7 +250,7 @@ def strip_for_engine(body: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in body.items() if key != "nvext"}
 
 
-def salted(body: Mapping[str, Any], salt: str) -> dict[str, Any]:
+def with_cache_salt(body: Mapping[str, Any], salt: str) -> dict[str, Any]:
     """The body with the cache salt ``salt`` in place of its own, which ``nvext`` may have too."""
     changed = {**body, "cache_salt": salt}
     nvext = body.get("nvext")

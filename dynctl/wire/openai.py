@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 from dynctl.base.decode_errors import RequestError
 from dynctl.base.json_fields import describe
 from dynctl.wire import nvext as controls
-from dynctl.wire.json_body import U32, convert, given, read_object
+from dynctl.wire.json_body import U32, convert, read_object, without_nulls
 from dynctl.wire.nvext import (
     NO_NVEXT,
     NvExt,
@@ -240,7 +240,7 @@ def parse_chat_request(
     Raises RequestError: 413 over ``max_bytes``, 400 for anything that is not a chat request.
     """
     document = read_object(body, max_bytes)
-    fields = convert(given(document), ChatFields)
+    fields = convert(without_nulls(document), ChatFields)
     add_prompt = fields.add_generation_prompt
     if add_prompt is None:
         add_prompt = not fields.continue_final_message
@@ -269,7 +269,7 @@ def parse_completion_request(
 ) -> CompletionRequest:
     """A completion request; as `parse_chat_request`."""
     document = read_object(body, max_bytes)
-    fields = convert(_shortened(document, "prompt"), CompletionFields)
+    fields = convert(_with_first_prompt(document, "prompt"), CompletionFields)
     values = common_values(document, fields)
     if fields.prompt_embeds is None:
         if fields.prompt is None:
@@ -293,8 +293,8 @@ def parse_embedding_request(
 ) -> EmbeddingRequest:
     """A request for embeddings; as `parse_chat_request`. It is never streamed."""
     document = read_object(body, max_bytes)
-    fields = convert(_shortened(document, "input"), EmbeddingFields)
-    prompts, not_modelled = _embedded(fields, document.get("input"))
+    fields = convert(_with_first_prompt(document, "input"), EmbeddingFields)
+    prompts, not_modelled = _embedding_prompts(fields, document.get("input"))
     return EmbeddingRequest(
         **{**common_values(document, fields), "stream": False, "max_tokens": None},
         prompts=prompts,
@@ -415,10 +415,10 @@ def function_tool(tool: dict[str, Any]) -> dict[str, Any]:
     return read
 
 
-def _shortened(document: dict[str, Any], name: str) -> dict[str, Any]:
+def _with_first_prompt(document: dict[str, Any], name: str) -> dict[str, Any]:
     """The fields that are given, with the first prompt alone: a list of any values needs no check,
     and a copy of millions takes time."""
-    fields = given(document)
+    fields = without_nulls(document)
     prompts = fields.get(name)
     if isinstance(prompts, list):
         fields[name] = prompts[:1]
@@ -450,7 +450,7 @@ def _check_prompts(prompts: list[Any], name: str) -> None:
         raise RequestError(400, "out_of_range", name, problem)
 
 
-def _embedded(
+def _embedding_prompts(
     fields: EmbeddingFields, value: str | list[Any] | None
 ) -> tuple[tuple[str | Sequence[int], ...], str | None]:
     """The inputs of a request for embeddings, and why only the engine can read them, if so."""

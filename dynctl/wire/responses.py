@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Final
 from msgspec import Meta, Struct, field
 
 from dynctl.base.decode_errors import RequestError
-from dynctl.wire.json_body import U32, convert, given, read_object
+from dynctl.wire.json_body import U32, convert, read_object, without_nulls
 from dynctl.wire.openai import (
     MAX_BODY_BYTES,
     ChatRequest,
@@ -89,7 +89,7 @@ def parse_responses_request(
         if document.get(name):
             problem = f"is not supported, since responses are not kept: {instead}"
             raise RequestError(400, "not_supported", name, problem)
-    fields = convert(given(document), ResponsesFields)
+    fields = convert(without_nulls(document), ResponsesFields)
     chat = _Chat()
     if fields.instructions:
         chat.messages.append({"role": "system", "content": fields.instructions})

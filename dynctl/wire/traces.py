@@ -101,8 +101,8 @@ def trace_format(path: Path) -> TraceFormat | None:
 
     Raises OSError, and WireError for damaged compressed data.
     """
-    with _opened(path) as lines:
-        first = next((line for _, line in _numbered(lines, path) if line), b"")
+    with _open_trace(path) as lines:
+        first = next((line for _, line in _numbered_lines(lines, path) if line), b"")
     if not first or first.startswith(b"{"):
         return "mooncake"  # an empty file is an empty trace
     names = first.decode("utf-8", "replace").split(",")
@@ -131,8 +131,8 @@ def read_trace(
     parse = _mooncake if kind == "mooncake" else _Azure()
     count = 0
     latest, latest_line = -math.inf, 0
-    with _opened(path) as lines:
-        for number, line in _numbered(lines, path):
+    with _open_trace(path) as lines:
+        for number, line in _numbered_lines(lines, path):
             if not line:
                 continue
             try:
@@ -161,13 +161,13 @@ def read_trace(
         raise WireError(name, problem)
 
 
-def _opened(path: Path) -> BinaryIO:
+def _open_trace(path: Path) -> BinaryIO:
     with named_in_errors(path), open_regular(path) as plain:
         compressed = plain.read(2) == _GZIP
     return cast(BinaryIO, gzip.open(path, "rb")) if compressed else path.open("rb")
 
 
-def _numbered(lines: BinaryIO, path: Path) -> Iterator[tuple[int, bytes]]:
+def _numbered_lines(lines: BinaryIO, path: Path) -> Iterator[tuple[int, bytes]]:
     """Each line without white space at its ends, with its number from 1. Raises WireError."""
     number = blank = 0
     while True:

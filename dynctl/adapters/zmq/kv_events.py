@@ -149,7 +149,7 @@ class ZmqKvEvents:
         incomplete = self._unread or self._incomplete() > 0
         if not self._connected or incomplete or digest is None:
             return None
-        return self._sequence.expected - 1, digest
+        return self._sequence.next_number - 1, digest
 
     def state(self) -> StreamState:
         """A snapshot of the counters."""
@@ -328,7 +328,7 @@ class ZmqKvEvents:
             if self._doubted:
                 await self._check_identity(context)
             else:
-                await self._recover(context, self._sequence.expected)
+                await self._recover(context, self._sequence.next_number)
             verdict = self._sequence.judge(seq, digest, ts, reconnected=False)
         if verdict is Verdict.DUPLICATE:
             self._counts["duplicates"] += 1
@@ -349,7 +349,7 @@ class ZmqKvEvents:
         self, seq: int, digest: int, batch: EventBatch | None, problem: str, *, replayed: bool
     ) -> None:
         """Take the batch ``seq``; skipped numbers before it are lost from here on."""
-        first_missing = self._sequence.expected
+        first_missing = self._sequence.next_number
         skipped = self._sequence.advance(seq, digest, None if batch is None else batch.ts)
         if skipped:
             self._lose(first_missing, skipped)
@@ -482,7 +482,7 @@ class ZmqKvEvents:
             except ReplaySilent:
                 if self._sequence.last == before:
                     raise
-            start = self._sequence.expected
+            start = self._sequence.next_number
 
     async def _apply_answer(self, context: zmq.asyncio.Context, start: int) -> bool:
         """Whether the response had no gap inside; a gap at its beginning is beyond the engine's
@@ -492,9 +492,9 @@ class ZmqKvEvents:
             async for seq, payload in answer:
                 if self._room is not None and self._room.full:
                     await self._room.wait()
-                if applied and seq > self._sequence.expected:
+                if applied and seq > self._sequence.next_number:
                     return False
-                if seq >= self._sequence.expected:
+                if seq >= self._sequence.next_number:
                     batch, problem = self._read(payload)
                     self._apply(seq, xxh3_64_intdigest(payload), batch, problem, replayed=True)
                     applied += 1

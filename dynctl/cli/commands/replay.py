@@ -465,7 +465,7 @@ def replay(
         allowed=allowed,
         factors=factors,
         tries=search,
-        assumed={name: getattr(fleet.engine, name) for name in source.assumed(engine)},
+        assumed={name: getattr(fleet.engine, name) for name in source.assumed_options(engine)},
         pairs_unknown=bootstrap is None and source.published and not source.shows_pairs,
     )
     emit(report, options)

@@ -525,7 +525,7 @@ class EngineAnswer:
                 choice.text, choice.calls = [shown.text or ""], shown.calls
                 choice.finish = state.end_with(choice.finish or "stop")
             elif choice.finish == "length":
-                choice.text = [state.splitter.cut(text)]
+                choice.text = [state.splitter.cut_text(text)]
 
     def _called_in(self, text: str) -> Part | None:
         """The calls in the whole of an answer, None without one."""

@@ -272,7 +272,7 @@ class RankIndex:
     async def _round(self) -> None:
         # After a failed recovery gaps are possible anywhere: only the whole index is certain.
         started = self._sequence.last is not None and not self._unrecovered
-        start = self._sequence.expected if started else None
+        start = self._sequence.next_number if started else None
         last_seen = self._sequence.last if started and self._unproven else None
         if last_seen is not None:
             start = last_seen  # the same process has this event, and returns it as it was

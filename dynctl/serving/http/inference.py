@@ -53,9 +53,9 @@ from dynctl.wire.large_body import LARGE
 from dynctl.wire.nvext import (
     REQUEST_ID_HEADER,
     policy_class_of,
-    salted,
     session_of,
     strip_for_engine,
+    with_cache_salt,
 )
 from dynctl.wire.openai import (
     ChatRequest,
@@ -399,7 +399,9 @@ class Inference:
         """The request with the cache salt of an isolated key, in which its own salt is mixed."""
         salt = key.cache_salt(self._service.salt_of(parsed))
         nvext = msgspec.structs.replace(parsed.nvext, cache_salt=None)
-        return replace(parsed, body=salted(parsed.body, salt), cache_salt=salt, nvext=nvext)
+        return replace(
+            parsed, body=with_cache_salt(parsed.body, salt), cache_salt=salt, nvext=nvext
+        )
 
     def _session(
         self, headers: Mapping[str, str], http: web.Request | None = None

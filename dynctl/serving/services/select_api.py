@@ -32,7 +32,7 @@ from dynctl.wire.dynamo.service_bodies import (
     Field,
     Shape,
     many,
-    nested,
+    object_of,
     one_of,
     optional,
     table,
@@ -81,7 +81,7 @@ _ROUTED: Final = Shape(
 )
 _PROMPT: Final = {
     "token_ids": Field(optional(many(U32))),
-    "mm_routing_info": Field(optional(nested(_ROUTED))),
+    "mm_routing_info": Field(optional(object_of(_ROUTED))),
     "block_hashes": Field(optional(many(I64))),
     "sequence_hashes": Field(optional(many(I64))),
     "isl_tokens": Field(optional(USIZE)),
@@ -106,14 +106,14 @@ _ASKED: Final = {
     **_PLACE,
     "selection_id": _TEXT,
     **_PROMPT,
-    "router_config_override": Field(optional(nested(_OVERRIDE))),
+    "router_config_override": Field(optional(object_of(_OVERRIDE))),
     "expected_output_tokens": _COUNT,
     "priority_jump": Field(optional(F64)),
     "strict_priority": _COUNT,
     "session_id": _TEXT,
     "pinned_worker": Field(
         optional(
-            nested(
+            object_of(
                 Shape(
                     "WorkerWithDpRank",
                     {"worker_id": Field(U64, REQUIRED), "dp_rank": Field(U32, REQUIRED)},
@@ -123,7 +123,7 @@ _ASKED: Final = {
     ),
     "allowed_worker_ids": Field(optional(many(U64))),
     "routing_constraints": Field(
-        nested(
+        object_of(
             Shape(
                 "RoutingConstraints",
                 {
@@ -144,7 +144,7 @@ RESERVE: Final = Shape(
         "worker_id": Field(optional(U64)),
         "dp_rank": _COUNT,
         **_PROMPT,
-        "router_config_override": Field(optional(nested(_OVERRIDE))),
+        "router_config_override": Field(optional(object_of(_OVERRIDE))),
         "expected_output_tokens": _COUNT,
         "effective_prefill_tokens": Field(optional(USIZE)),
         "track_prefill_tokens": Field(optional(FLAG)),
@@ -153,7 +153,7 @@ RESERVE: Final = Shape(
 )
 ASKED: Final = Shape(
     "PotentialLoadsRequest",
-    {**_PLACE, **_PROMPT, "router_config_override": Field(optional(nested(_OVERRIDE)))},
+    {**_PLACE, **_PROMPT, "router_config_override": Field(optional(object_of(_OVERRIDE)))},
     _FLAT,
 )
 OUTPUT_BLOCK: Final = Shape("OutputBlockRequest", {"decay_fraction": Field(optional(F64))})

@@ -119,24 +119,24 @@ def _await_workers(client: httpx.Client, ready: int) -> None:
     """Wait until the frontend has exactly ``ready`` ready workers."""
     seen = 0
 
-    def reached() -> bool:
+    def is_ready() -> bool:
         nonlocal seen
         rows = client.get("/v1/workers").json()["workers"]
         seen = sum(row["status"] == "ready" for row in rows)
         return seen == ready
 
-    _until(reached, lambda: f"expected {ready} ready workers, the frontend has {seen}")
+    _until(is_ready, lambda: f"expected {ready} ready workers, the frontend has {seen}")
 
 
 def _await_cached(client: httpx.Client, name: str) -> None:
     """Wait until the KV events of a worker arrive: then its index is not empty."""
 
-    def arrived() -> bool:
+    def has_cached_blocks() -> bool:
         rows = client.get("/v1/workers").json()["workers"]
         row = next(row for row in rows if row["name"] == name)
         return any(rank["cached_blocks"] for rank in row["ranks"])
 
-    _until(arrived, lambda: f"no KV event of {name} arrived")
+    _until(has_cached_blocks, lambda: f"no KV event of {name} arrived")
 
 
 def _until(done: Any, what: Any) -> None:

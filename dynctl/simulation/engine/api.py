@@ -27,7 +27,7 @@ from dynctl.simulation.engine.openai_request import (
 )
 from dynctl.tokenization import PromptError
 from dynctl.wire.anthropic import parse_messages_request
-from dynctl.wire.json_body import U32, TokenId, given
+from dynctl.wire.json_body import U32, TokenId, without_nulls
 from dynctl.wire.nvext import strip_for_engine
 from dynctl.wire.openai import Room, parse_chat_request
 from router_core import TOPOLOGY_PREFIX
@@ -172,7 +172,7 @@ class EngineApi:
 
     def _tokenize(self, raw: bytes) -> list[int]:
         model, tokenizer = self._engine.config.model, self._engine.tokenizer
-        body = {"model": model, **given(strip_for_engine(decode_body(raw)))}
+        body = {"model": model, **without_nulls(strip_for_engine(decode_body(raw)))}
         if "messages" in body:
             with request_errors():
                 chat = parse_chat_request(body)
@@ -188,7 +188,7 @@ class EngineApi:
 
     def _messages_tokens(self, raw: bytes) -> list[int]:
         with request_errors():
-            chat = parse_messages_request(given(strip_for_engine(decode_body(raw))))
+            chat = parse_messages_request(without_nulls(strip_for_engine(decode_body(raw))))
         check_model(chat.model, self._engine.config)
         return chat_tokens(chat, self._engine.tokenizer)
 
@@ -198,7 +198,7 @@ class EngineApi:
     async def detokenize(self, request: web.Request) -> web.Response:
         given_body = decode_body(await request.read())
         body = read_fields(
-            {"model": self._engine.config.model, **given(given_body)}, _DetokenizeBody
+            {"model": self._engine.config.model, **without_nulls(given_body)}, _DetokenizeBody
         )
         check_model(body.model, self._engine.config)
         try:

@@ -28,7 +28,7 @@ class FaultState:
                 )
             if name == "refuse" and isinstance(value, bool):
                 value = 503 if value else 0
-            checked[name] = _typed(name, value, known[name])
+            checked[name] = _check_type(name, value, known[name])
         self.current = replace(self.current, **checked)
 
     def as_dict(self) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class FaultState:
         return bool(left)
 
 
-def _typed(name: str, value: object, kind: type) -> object:
+def _check_type(name: str, value: object, kind: type) -> object:
     if kind is bool and isinstance(value, bool):
         return value
     if kind is int and isinstance(value, int) and not isinstance(value, bool):

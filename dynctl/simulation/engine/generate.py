@@ -117,7 +117,7 @@ async def embed(engine: Engine, http: web.Request) -> web.Response:
             {
                 "object": "embedding",
                 "index": i,
-                "embedding": _packed(vector) if parsed.base64 else vector,
+                "embedding": _pack_floats(vector) if parsed.base64 else vector,
             }
             for i, vector in enumerate(vectors)
         ],
@@ -138,7 +138,7 @@ def _embeddings(prompts: Sequence[Sequence[int]], dimensions: int) -> list[list[
     return [embedding(prompt, dimensions) for prompt in prompts]
 
 
-def _packed(vector: Sequence[float]) -> str:
+def _pack_floats(vector: Sequence[float]) -> str:
     """Little-endian float32 in base64, as OpenAI sends it."""
     return b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
 

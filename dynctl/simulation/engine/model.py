@@ -263,7 +263,7 @@ class RankModel(Generic[AnyGeneration]):
                 loads.append(Load(request, missing))
         return loads
 
-    def loaded(self, request: AnyGeneration) -> None:
+    def take_pulled(self, request: AnyGeneration) -> None:
         """The KV blocks of another engine arrived: only the last prompt token is left."""
         request.loading = False
         if request.ended or request.table is None:
@@ -271,7 +271,7 @@ class RankModel(Generic[AnyGeneration]):
         self._commit(request, request.table, request.prompt_tokens // self._block_size)
         request.computed = request.prompt_tokens - 1
 
-    def restored(self, request: AnyGeneration) -> None:
+    def take_restored(self, request: AnyGeneration) -> None:
         """The blocks of the tiers below arrived: they are on the device too."""
         blocks, request.restoring, request.loading = request.restoring, 0, False
         if not request.ended and request.table is not None:

@@ -201,11 +201,11 @@ def _not_text(value: Any) -> bool:
     return _kind(value) not in (None, "text")
 
 
-def _forced(value: Any) -> bool:
+def _forces_call(value: Any) -> bool:
     return _kind(value) not in (None, "auto", "none")
 
 
-def _at(body: Mapping[str, Any], path: str) -> Any:
+def _value_at(body: Mapping[str, Any], path: str) -> Any:
     value: Any = body
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -232,9 +232,9 @@ NOT_SIMULATED: Final[dict[str, dict[str, Callable[[Any], bool]]]] = {
     "chat": {
         **_SAMPLED,
         "logprobs": bool,
-        "tool_choice": _forced,
+        "tool_choice": _forces_call,
         "functions": bool,
-        "function_call": _forced,
+        "function_call": _forces_call,
         "audio": bool,
     },
     "completions": {
@@ -247,14 +247,14 @@ NOT_SIMULATED: Final[dict[str, dict[str, Callable[[Any], bool]]]] = {
     "responses": {
         **_GUIDED,
         "text.format": _not_text,
-        "tool_choice": _forced,
+        "tool_choice": _forces_call,
         "top_logprobs": bool,
         "include": lambda value: (
             isinstance(value, list) and "message.output_text.logprobs" in value
         ),
     },
     "messages": {
-        "tool_choice": _forced,
+        "tool_choice": _forces_call,
         "output_config.format": bool,
         "thinking": lambda value: _kind(value) == "enabled",
     },
@@ -264,6 +264,6 @@ NOT_SIMULATED: Final[dict[str, dict[str, Callable[[Any], bool]]]] = {
 def not_simulated(body: Mapping[str, Any], api: str) -> str | None:
     """The field of a body that asks for what the engine does not simulate; None if none does."""
     for path, asks in NOT_SIMULATED[api].items():
-        if asks(_at(body, path)):
+        if asks(_value_at(body, path)):
             return path
     return None

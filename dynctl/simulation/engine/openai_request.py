@@ -19,7 +19,7 @@ from dynctl.simulation.engine.named_events import not_simulated
 from dynctl.simulation.engine.scheduler import FinishReason
 from dynctl.tokenization import ModelTokenizer, PromptError, TemplateError
 from dynctl.wire.anthropic import parse_messages_request
-from dynctl.wire.json_body import U32, convert, decode_object, given
+from dynctl.wire.json_body import U32, convert, decode_object, without_nulls
 from dynctl.wire.nvext import strip_for_engine
 from dynctl.wire.openai import (
     ChatRequest,
@@ -126,7 +126,7 @@ def decode_body(raw: bytes) -> dict[str, Any]:
 def read_fields(body: Mapping[str, Any], kind: type[_Fields]) -> _Fields:
     """The fields of a body that ``kind`` has; null means not given. Raises ApiError 400."""
     with request_errors():
-        return convert(given(body), kind)
+        return convert(without_nulls(body), kind)
 
 
 @contextmanager
@@ -182,7 +182,7 @@ def parse_generate(
         prompt = chat_tokens(request, tokenizer)
     else:
         prompt = _completion_tokens(request, tokenizer)
-    prompt = _truncated(prompt, request, config)
+    prompt = _truncate(prompt, request, config)
     if not prompt:
         raise wrong_field(prompt_field, "has no tokens")
     requested = request.max_tokens
@@ -275,7 +275,7 @@ def parse_embed(
     runs = []
     for i, item in enumerate(request.prompts):
         prompt = prompt_tokens(item, tokenizer) if isinstance(item, str) else list(item)
-        prompt = _truncated(prompt, request, config)
+        prompt = _truncate(prompt, request, config)
         if not prompt:
             raise wrong_field("input", f"has no tokens in entry {i}")
         if len(prompt) > config.context_length:
@@ -352,7 +352,7 @@ def _completion_tokens(request: CompletionRequest, tokenizer: ModelTokenizer) ->
     return prompt_tokens(prompt, tokenizer) if isinstance(prompt, str) else list(prompt)
 
 
-def _truncated(
+def _truncate(
     prompt: list[int], request: ChatRequest | CompletionRequest, config: EngineConfig
 ) -> list[int]:
     """The prompt after ``truncate_prompt_tokens``: the last tokens, or the first ones."""

@@ -230,7 +230,7 @@ class PrefixCache:
         return True
 
     @property
-    def changed(self) -> bool:
+    def has_events(self) -> bool:
         """Whether there are events to take."""
         return bool(self._events)
 

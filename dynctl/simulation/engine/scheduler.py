@@ -187,7 +187,7 @@ class RankScheduler(RankModel[EngineRequest]):
         seconds = self._timer.restore(load.host, load.disk)
         self._restored_at = ends = max(clock(), self._restored_at) + seconds
         await asyncio.sleep(ends - clock())
-        self.restored(load.request)
+        self.take_restored(load.request)
         self._flush()
         self._wake.set()
 
@@ -205,7 +205,7 @@ class RankScheduler(RankModel[EngineRequest]):
             request.loading = False
             self.end(request, error)
         else:
-            self.loaded(request)
+            self.take_pulled(request)
         self._wake.set()
 
     def _flush(self) -> None:

@@ -33,7 +33,7 @@ class Agenda:
     def seconds(self) -> float:
         return self.now / NS
 
-    def at(
+    def schedule(
         self,
         when: int,
         act: Callable[[Any], None],

@@ -187,18 +187,18 @@ def _change(
 
 
 def _sentence(metric: Metric, worse: Estimate, verdict: str, limit: float) -> str:
-    def said(value: float) -> str:
+    def in_words(value: float) -> str:
         size = f"{100 * abs(value):.2f} points" if metric.absolute else percent(abs(value), 2)
         return f"{size} {'worse' if value > 0 else 'better'}"
 
     if worse.low is None or worse.high is None:
         if not worse.mean:
             return f"{metric.title} is unchanged"
-        return f"{metric.title} is {said(worse.mean)}; one seed, so no interval"
+        return f"{metric.title} is {in_words(worse.mean)}; one seed, so no interval"
     if not worse.mean and not worse.low:
         return f"{metric.title} is unchanged"
-    text = f"{metric.title} is {said(worse.mean)}; 95 % interval {said(worse.low)} to "
-    text += said(worse.high)
+    text = f"{metric.title} is {in_words(worse.mean)}; 95 % interval {in_words(worse.low)} to "
+    text += in_words(worse.high)
     if verdict == "unknown":
         return f"{text}, which includes the limit: use more seeds"
     return text if worse.low <= 0 <= worse.high else f"{text}, which excludes 0"
@@ -243,7 +243,7 @@ class Tuned:
     log: bool = False
     off: Any = ...
 
-    def at(self, share: float) -> float:
+    def value_at(self, share: float) -> float:
         if self.log:
             return round(float(self.low * (self.high / self.low) ** share), 3)
         return round(self.low + (self.high - self.low) * share, 3)
@@ -273,10 +273,10 @@ def candidates(base: RouterConfig, tries: int, seed: int) -> Iterator[RouterConf
     random = Random(f"search {seed}")
     count = tries - 1
     columns: dict[str, list[Any]] = {}
-    for setting in _tuned(base):
+    for setting in _settings_to_tune(base):
         shares = [(index + random.random()) / count for index in range(count)]
         random.shuffle(shares)
-        values: list[Any] = [setting.at(share) for share in shares]
+        values: list[Any] = [setting.value_at(share) for share in shares]
         if setting.off is not ...:
             for index in random.sample(range(count), count // 3):
                 values[index] = setting.off
@@ -285,7 +285,7 @@ def candidates(base: RouterConfig, tries: int, seed: int) -> Iterator[RouterConf
         yield replace(base, **{name: values[index] for name, values in columns.items()})
 
 
-def _tuned(base: RouterConfig) -> list[Tuned]:
+def _settings_to_tune(base: RouterConfig) -> list[Tuned]:
     """The settings that have an effect beside those of the base."""
     return [
         setting

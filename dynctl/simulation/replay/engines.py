@@ -15,7 +15,7 @@ from dynctl.simulation.replay.state import ReplayRank
 class EngineUsers(Protocol):
     """What follows from the steps of engines."""
 
-    def progressed(self, rank: ReplayRank, generation: VirtualRequest) -> None:
+    def note_progress(self, rank: ReplayRank, generation: VirtualRequest) -> None:
         """A request has its first or its last token."""
 
     def pulls(self, rank: ReplayRank, generation: VirtualRequest, missing: int) -> None:
@@ -81,7 +81,7 @@ class Engines:
         if engine.due < 0:
             self._start_step(rank)
         else:
-            engine.touched(self._agenda.now, begun=not 0 <= self._ending < rank.number)
+            engine.touch(self._agenda.now, begun=not 0 <= self._ending < rank.number)
             self._watch(rank)
 
     def lose(self, rank: ReplayRank) -> list[VirtualRequest]:
@@ -108,11 +108,11 @@ class Engines:
         for load in engine.start_step(self._agenda.now):
             if load.request.restoring:
                 ends = engine.restore_ends(self._agenda.now, load)
-                self._agenda.at(ends, self._restored, (rank, engine, load.request))
+                self._agenda.schedule(ends, self._end_restore, (rank, engine, load.request))
             else:
                 self.users.pulls(rank, load.request, load.missing)
         cache = engine.cache
-        if cache.changed:
+        if cache.has_events:
             self.publish(rank)
         held = cache.held_blocks
         if held > rank.peak:
@@ -120,11 +120,11 @@ class Engines:
         if engine.due >= 0:
             self._watch(rank)
 
-    def _restored(self, what: tuple[ReplayRank, VirtualRank, VirtualRequest]) -> None:
+    def _end_restore(self, what: tuple[ReplayRank, VirtualRank, VirtualRequest]) -> None:
         rank, engine, generation = what
         if rank.engine is engine:
-            engine.restored(generation)
-            if engine.cache.changed:
+            engine.take_restored(generation)
+            if engine.cache.has_events:
                 self.publish(rank)
             self.wake(rank)
 
@@ -134,7 +134,7 @@ class Engines:
             rank.watched = due
             # Of steps that end together, the order of the ranks decides.
             what = (rank, rank.engine, due)
-            self._agenda.at(due, self._step_ended, what, STEP, rank.number)
+            self._agenda.schedule(due, self._step_ended, what, STEP, rank.number)
 
     def _step_ended(self, what: tuple[ReplayRank, VirtualRank, int]) -> None:
         rank, engine, due = what
@@ -143,13 +143,13 @@ class Engines:
         rank.watched = -1
         self._ending = rank.number
         engine.finish_step()
-        if engine.cache.changed:
+        if engine.cache.has_events:
             self.publish(rank)
         if rank.news:
             news = rank.news[:]
             rank.news.clear()
             for generation in news:
-                self.users.progressed(rank, generation)
+                self.users.note_progress(rank, generation)
             self.users.step_ended()
         if rank.engine is engine and engine.due < 0:
             self._start_step(rank)

@@ -18,10 +18,10 @@ from router_core import WorkerAvailability, WorkerLost
 class Stranded(Protocol):
     """What follows for the requests of a rank that was lost."""
 
-    def lost(self, rank: ReplayRank, generation: VirtualRequest) -> None:
+    def lose_request(self, rank: ReplayRank, generation: VirtualRequest) -> None:
         """The rank had a request."""
 
-    def blocks_lost(self, rank: ReplayRank) -> None:
+    def lose_blocks(self, rank: ReplayRank) -> None:
         """The rank held blocks for other engines."""
 
 
@@ -66,9 +66,9 @@ class Faults:
             else:
                 self._routers.register(worker)
         for loss in self._fleet.losses:
-            self._agenda.at(self._start + round(loss.at * NS), self._lose, loss, LATER)
+            self._agenda.schedule(self._start + round(loss.at * NS), self._lose, loss, LATER)
         for change in self._fleet.changes:
-            self._agenda.at(self._start + round(change.at * NS), self._change, change, LATER)
+            self._agenda.schedule(self._start + round(change.at * NS), self._change, change, LATER)
 
     def _lose(self, loss: Loss) -> None:
         gone = [
@@ -77,10 +77,10 @@ class Faults:
             if worker.worker_id == loss.worker_id
             or (loss.domain and worker.domains.get(loss.domain) == loss.value)
         ]
-        self._gone(gone)
+        self._remove(gone)
         if loss.until is not None:
             back = self._start + round(loss.until * NS)
-            self._agenda.at(max(self._agenda.now, back), self._return, gone, LATER)
+            self._agenda.schedule(max(self._agenda.now, back), self._return, gone, LATER)
 
     def _change(self, change: FleetChange) -> None:
         worker_id = change.worker_id
@@ -89,7 +89,7 @@ class Faults:
             return
         if change.what == "leaves":
             self._unavailable.pop(worker_id, None)
-            self._gone((self._workers[worker_id],))
+            self._remove((self._workers[worker_id],))
             return
         reason = None if change.what == "available" else change.reason
         if reason is None:
@@ -100,7 +100,7 @@ class Faults:
             self._routers.everywhere(WorkerAvailability(worker_id, reason))
             self._routers.admit_waiting()
 
-    def _gone(self, workers: Sequence[SimulatedWorker]) -> None:
+    def _remove(self, workers: Sequence[SimulatedWorker]) -> None:
         """Lose workers, as far as they are there."""
         stranded: list[tuple[ReplayRank, VirtualRequest]] = []
         lost: list[ReplayRank] = []
@@ -114,9 +114,9 @@ class Faults:
                 stranded += ((rank, generation) for generation in self._engines.lose(rank))
         self._routers.sweep()
         for rank, generation in stranded:
-            self._requests.lost(rank, generation)
+            self._requests.lose_request(rank, generation)
         for rank in lost:
-            self._requests.blocks_lost(rank)
+            self._requests.lose_blocks(rank)
 
     def _return(self, workers: Sequence[SimulatedWorker]) -> None:
         for worker in workers:

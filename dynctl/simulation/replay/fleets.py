@@ -50,7 +50,7 @@ class FleetSource:
     changes: tuple[FleetChange, ...] = ()
     shows_pairs: bool = False
 
-    def assumed(self, engine: Mapping[str, Any]) -> list[str]:
+    def assumed_options(self, engine: Mapping[str, Any]) -> list[str]:
         """The options of the engine that neither the workers publish nor ``engine`` gives, where
         the workers are those of a real fleet."""
         if not self.published:

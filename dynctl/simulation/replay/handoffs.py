@@ -27,7 +27,7 @@ class HandoffUsers(Protocol):
     def failed_hop(self, live: LiveRequest, rank: ReplayRank, reason: str) -> None:
         """An engine does not go on with a request."""
 
-    def pulled(self, live: LiveRequest) -> None:
+    def end_pull(self, live: LiveRequest) -> None:
         """The blocks of a pair's prefill were pulled."""
 
 
@@ -55,7 +55,7 @@ class Handoffs:
         ``pair``: the request whose decode worker has it already.
         """
         held = Handoff(rank, table, pair)
-        self._agenda.at(self._agenda.now + self._limit, self._expire, held, LATER)
+        self._agenda.schedule(self._agenda.now + self._limit, self._expire, held, LATER)
         if pair is not None:
             self._pairs[held] = None
         return held
@@ -70,7 +70,7 @@ class Handoffs:
         """The prefill of a pair has failed: its decode worker does not wait for the blocks."""
         pull, live.pull = live.pull, None
         if pull is not None:
-            self._loaded((pull.rank, pull.engine, pull.generation, None))
+            self._end_load((pull.rank, pull.engine, pull.generation, None))
 
     def pull(self, rank: ReplayRank, generation: VirtualRequest, missing: int) -> None:
         """Load the ``missing`` blocks of a request into a decode worker."""
@@ -78,37 +78,39 @@ class Handoffs:
         held, now = live.held, self._agenda.now
         if held is None and live.companion is not None and not live.companion.ended:
             live.pull = Pull(rank, rank.engine, generation, missing)
-            self._agenda.at(now + self._limit, self._waited_too_long, live.pull, LATER)
+            self._agenda.schedule(now + self._limit, self._waited_too_long, live.pull, LATER)
             return
-        if held is None or held.gone:
-            self._agenda.at(now, self._loaded, (rank, rank.engine, generation, None))
+        if held is None or held.is_lost:
+            self._agenda.schedule(now, self._end_load, (rank, rank.engine, generation, None))
             return
         source, target = held.rank.worker.domains, rank.worker.domains
         seconds = transfer_seconds(self._config, missing, source, target, self._link)
         crosses = self._link != "" and source.get(self._link) != target.get(self._link)
-        self._measures.moved(missing, crosses)
+        self._measures.count_handoff(missing, crosses)
         held.pulling = True
         arrival = now + round(seconds * NS)
-        self._agenda.at(arrival, self._loaded, (rank, rank.engine, generation, held))
+        self._agenda.schedule(arrival, self._end_load, (rank, rank.engine, generation, held))
 
     def _waited_too_long(self, pull: Pull) -> None:
         live: LiveRequest = pull.generation.owner
         if live.pull is pull:
             self.give_up(live)
 
-    def _loaded(self, what: tuple[ReplayRank, VirtualRank, VirtualRequest, Handoff | None]) -> None:
+    def _end_load(
+        self, what: tuple[ReplayRank, VirtualRank, VirtualRequest, Handoff | None]
+    ) -> None:
         rank, engine, generation, held = what
         live: LiveRequest = generation.owner
         if held is not None:
             held.pulling = False
         if rank.engine is not engine or live.generation is not generation:
             return
-        if held is not None and not held.gone:
+        if held is not None and not held.is_lost:
             self.free(held)
             live.held = None
-            engine.loaded(generation)
+            engine.take_pulled(generation)
             if held.pair is not None:
-                self.users.pulled(live)
+                self.users.end_pull(live)
         else:
             generation.loading = False
             if self._config.kv_load_failure_policy == "fail" or not self._config.can_prefill:
@@ -120,13 +122,13 @@ class Handoffs:
         if held.freed:
             return
         if held.pulling:  # a running transfer keeps its blocks
-            self._agenda.at(self._agenda.now + self._limit, self._expire, held, LATER)
+            self._agenda.schedule(self._agenda.now + self._limit, self._expire, held, LATER)
             return
         self.free(held)
         if held.pair is not None:
             self.users.failed_hop(held.pair, held.rank, "kv_lost")
 
-    def lost(self, rank: ReplayRank) -> list[Handoff]:
+    def lost_pairs(self, rank: ReplayRank) -> list[Handoff]:
         """The hand-offs of pairs whose blocks a rank held, which was lost."""
         return [held for held in self._pairs if held.rank is rank]
 

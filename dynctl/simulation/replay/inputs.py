@@ -88,7 +88,7 @@ class TraceInput:
             if start == 0.0 and speed == 1.0:
                 yield request
                 continue
-            yield _moved(request, max(0.0, request.at - start) / speed)
+            yield _at_time(request, max(0.0, request.at - start) / speed)
 
     def _source(self, seed: int) -> Iterator[TraceRequest]:
         skipped = self.skipped if self.skip_bad else None
@@ -97,7 +97,7 @@ class TraceInput:
         assert self.path is not None
         requests: Iterator[TraceRequest]
         if is_recording(self.path):
-            requests = self._recorded(self.path)
+            requests = self._recorded_requests(self.path)
         else:
             requests = read_trace(
                 self.path, block_size=self.block_size or MOONCAKE_BLOCK, skipped=skipped
@@ -106,7 +106,7 @@ class TraceInput:
             return requests
         return (request for request in requests if request.model == self.model)
 
-    def _recorded(self, path: Path) -> Iterator[TraceRequest]:
+    def _recorded_requests(self, path: Path) -> Iterator[TraceRequest]:
         """The requests of a recording in order of arrival.
 
         The length of an output is known when the request ends, so requests wait for it, a bounded
@@ -174,10 +174,12 @@ def _spread(requests: Iterable[TraceRequest], name: str) -> Iterator[TraceReques
 
 def _apart(requests: Sequence[TraceRequest], distance: float) -> Iterator[TraceRequest]:
     for number, request in enumerate(requests):
-        yield _moved(request, request.at + distance * number / len(requests)) if number else request
+        yield (
+            _at_time(request, request.at + distance * number / len(requests)) if number else request
+        )
 
 
-def _moved(request: TraceRequest, at: float) -> TraceRequest:
+def _at_time(request: TraceRequest, at: float) -> TraceRequest:
     """The same request at another time."""
     return TraceRequest(
         at,

@@ -31,7 +31,7 @@ class Journal:
         self._model = model
         self._write = write
 
-    def started(self, policy: Policy, block_size: int) -> None:
+    def note_start(self, policy: Policy, block_size: int) -> None:
         if self._write is not None:
             self._write(
                 Start(
@@ -47,7 +47,7 @@ class Journal:
                 )
             )
 
-    def arrived(self, live: LiveRequest, hashes: Sequence[int], block_size: int) -> None:
+    def note_arrival(self, live: LiveRequest, hashes: Sequence[int], block_size: int) -> None:
         if self._write is not None:
             trace = live.trace
             self._write(
@@ -66,11 +66,11 @@ class Journal:
                 )
             )
 
-    def changed(self, change: Change) -> None:
+    def note_change(self, change: Change) -> None:
         if self._write is not None:
             self._write(Changed(self._agenda.seconds, change))
 
-    def decided(self, live: LiveRequest, plan: RoutingPlan) -> None:
+    def note_decision(self, live: LiveRequest, plan: RoutingPlan) -> None:
         if self._write is None:
             return
         first, final = plan.first, plan.final
@@ -100,7 +100,7 @@ class Journal:
             )
         )
 
-    def finished(
+    def note_end(
         self, live: LiveRequest, outcome: str, ttft: float | None, itl: float | None
     ) -> None:
         if self._write is not None:

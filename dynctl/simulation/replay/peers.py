@@ -35,26 +35,28 @@ class Peers:
         self._chosen: dict[Key | None, list[int]] = {}
         self._count = count
 
-    def changed(self, router: int, change: Booked | PrefillDone | Freed, now: int) -> Step | None:
+    def apply_change(
+        self, router: int, change: Booked | PrefillDone | Freed, now: int
+    ) -> Step | None:
         """A router's own booking begins or ends at ``now`` (ns). Returns what it does to the
         prefill load, None where that is nothing."""
         if isinstance(change, Booked):
             if change.stage == "decode":
                 return None
             key = (change.worker_id, change.dp_rank)
-            return self.booked(router, change.request_id, key, change.prefill_tokens, now)
+            return self.book(router, change.request_id, key, change.prefill_tokens, now)
         if isinstance(change, Freed) and change.stage == "decode":
             return None
-        return self.ended(router, change.request_id)
+        return self.end(router, change.request_id)
 
-    def booked(self, router: int, request: str | int, key: Key, tokens: int, now: int) -> Step:
+    def book(self, router: int, request: str | int, key: Key, tokens: int, now: int) -> Step:
         """A router chooses a rank for a request, which has ``tokens`` to compute there."""
         self._choose(router, key, now)
         step = self._own[request] = (key, tokens)
         self._apply(router, step)
         return step
 
-    def ended(self, router: int, request: str | int) -> Step | None:
+    def end(self, router: int, request: str | int) -> Step | None:
         """The prefill of a request ended; no effect the second time."""
         booked = self._own.pop(request, None)
         if booked is None:
@@ -63,7 +65,7 @@ class Peers:
         self._apply(router, step)
         return step
 
-    def learned(self, router: int, step: Step | None) -> None:
+    def learn(self, router: int, step: Step | None) -> None:
         """A router sees what another one's booking did to the prefill load, if anything."""
         if step is not None:
             self._differ(self._unseen[router], step[0], -step[1])
@@ -81,9 +83,9 @@ class Peers:
 
     def _choose(self, router: int, key: Key, now: int) -> None:
         self._choices += 1
-        near = self._noted(None, router, now)
+        near = self._note_choice(None, router, now)
         self._near += near
-        self._same += self._noted(key, router, now) and near
+        self._same += self._note_choice(key, router, now) and near
         self._counted += self._booked
         for unseen in self._unseen[router].values():
             if unseen > 0:
@@ -91,7 +93,7 @@ class Peers:
             else:
                 self._high -= unseen
 
-    def _noted(self, key: Key | None, router: int, now: int) -> bool:
+    def _note_choice(self, key: Key | None, router: int, now: int) -> bool:
         """Whether another router chose the rank within the window; notes this choice."""
         times = self._chosen.get(key)
         if times is None:

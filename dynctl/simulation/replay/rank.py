@@ -82,7 +82,7 @@ class VirtualRank(RankModel[VirtualRequest]):
         #: When the last load from the tiers below ends.
         self._restored_at = 0
 
-    def touched(self, now: int, *, begun: bool = True) -> None:
+    def touch(self, now: int, *, begun: bool = True) -> None:
         """Something happened at ``now`` that the next step has to see: a leap ends there.
 
         ``begun``: a step that begins at ``now`` has begun already, so that the one after it is the

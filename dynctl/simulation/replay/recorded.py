@@ -94,7 +94,7 @@ class _Workers:
             elif kind is Finished:
                 kept = len(self.changes)
             elif isinstance(record, Changed):
-                self._changed(record.change, record.at)
+                self._follow(record.change, record.at)
             elif isinstance(record, State):
                 self._restore(record)
             elif isinstance(record, Start) and not self.settings:
@@ -112,7 +112,7 @@ class _Workers:
                 self._since[worker_id] = len(self.changes)
                 self._note(0.0, worker_id, "unavailable", self._unavailable[worker_id])
 
-    def _changed(self, change: Change, at: float) -> None:
+    def _follow(self, change: Change, at: float) -> None:
         if isinstance(change, KvEvent):
             self._kv_event(change, at)
         elif isinstance(change, WorkerUpserted):
@@ -122,13 +122,13 @@ class _Workers:
         elif isinstance(change, WorkerAvailability):
             self._available(change.worker_id, change.reason, at)
         elif isinstance(change, Booked):
-            self._booked(change)
+            self._note_booking(change)
         elif isinstance(change, Freed) and change.stage != "decode":
             name = self._prefills.pop(change.request_id, None)
             if name is not None and change.stage == "prefill" and change.computed:
                 self.in_turn.add(name)
 
-    def _booked(self, change: Booked) -> None:
+    def _note_booking(self, change: Booked) -> None:
         if change.stage == "decode":
             name = self._prefills.pop(change.request_id, None)
             if name is not None:
@@ -145,7 +145,7 @@ class _Workers:
             self._stored.add(rank)
             return
         if change.worker_id in self._since:
-            self._restarted(change.worker_id, at)
+            self._restart(change.worker_id, at)
         elif self._begun and rank in self._stored:
             self.cleared += 1
         self._stored.discard(rank)
@@ -217,7 +217,7 @@ class _Workers:
             what: _What = "available" if reason is None else "unavailable"
             self._note(at, worker_id, what, reason or "")
 
-    def _restarted(self, worker_id: int, at: float) -> None:
+    def _restart(self, worker_id: int, at: float) -> None:
         """Its cache is cleared while it is unavailable: a new process is in its place.
 
         The old one was lost when the worker became unavailable.

@@ -62,12 +62,16 @@ class EventReports:
         """Send the cache events of a step."""
         events = rank.engine.cache.take_events()
         if self._lean is not None:
-            self._agenda.at(self._agenda.now + self._delay, self._deliver_lean, (rank, events))
+            self._agenda.schedule(
+                self._agenda.now + self._delay, self._deliver_lean, (rank, events)
+            )
             return
         if not self._reads_events:
             return
         worker_id, dp_rank = rank.key
-        changes: list[Change] = [KvEvent(worker_id, dp_rank, _routed(event)) for event in events]
+        changes: list[Change] = [
+            KvEvent(worker_id, dp_rank, _router_event(event)) for event in events
+        ]
         if self._loss and self._draw() < self._loss:
             rank.gap += 1
             return
@@ -76,7 +80,7 @@ class EventReports:
             rank.gap = 0
         if self._delay:
             what = (rank, rank.engine, changes)
-            self._agenda.at(self._agenda.now + self._delay, self._deliver, what)
+            self._agenda.schedule(self._agenda.now + self._delay, self._deliver, what)
         else:
             for change in changes:
                 self._routers.everywhere(change)
@@ -97,7 +101,7 @@ class EventReports:
                 index.remove(rank.number, event.hashes)
 
 
-def _routed(event: EngineEvent) -> CacheEvent:
+def _router_event(event: EngineEvent) -> CacheEvent:
     if isinstance(event, Stored):
         counted = event.tier == DEVICE
         return BlocksStored(event.parent, event.hashes, event.tokens, event.tier, counted=counted)
@@ -123,7 +127,7 @@ class LoadReports:
 
     def start(self) -> None:
         when = self._agenda.now + round(LOAD_INTERVAL_S * NS)
-        self._agenda.at(when, self._report, None, LATER)
+        self._agenda.schedule(when, self._report, None, LATER)
 
     def _report(self, _nothing: None) -> None:
         for rank in self._ranks:

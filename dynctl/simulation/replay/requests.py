@@ -87,8 +87,8 @@ class Requests:
         size, tokens = self._block_size, trace.input_tokens
         local = local_hashes(trace, size)
         lean = frontend.lean
-        hashes = sequence_hashes(local) if lean is None else _chained(local)
-        reachable = self._measures.arrived(trace, hashes, size)
+        hashes = sequence_hashes(local) if lean is None else _chain_hashes(local)
+        reachable = self._measures.count_arrival(trace, hashes, size)
         self.under_way += 1
         live = LiveRequest(trace, frontend, number, self._agenda.now, hashes, reachable=reachable)
         live.moves = self._fleet.moves(tokens)
@@ -112,7 +112,7 @@ class Requests:
             session=session,
             local_hashes=local if self._lower_tiers else (),
         )
-        self._journal.arrived(live, hashes, size)
+        self._journal.note_arrival(live, hashes, size)
         if fits:
             self._place(live)
         else:
@@ -135,7 +135,7 @@ class Requests:
         rank = ranks[position]
         if self._peers is not None:
             left, number = live.booking.prefill_tokens, live.frontend.number
-            self._peers.booked(number, live.number, rank.key, left, self._agenda.now)
+            self._peers.book(number, live.number, rank.key, left, self._agenda.now)
         self._submit(live, rank, trace.output_tokens)
 
     def _place(self, live: LiveRequest) -> None:
@@ -146,7 +146,7 @@ class Requests:
             return
         live.admitted = True
         if not plan.ok:
-            self._journal.decided(live, plan)
+            self._journal.note_decision(live, plan)
             self.refuse(live, plan.final.outcome)
             return
         self.dispatch(live, plan, booked=False)
@@ -161,8 +161,8 @@ class Requests:
         if not live.output:
             live.expected_tokens = first.cached_tokens
         if plan.prefill is None:
-            self._journal.decided(live, plan)
-            self._submit(live, self._winner(first), live.left)
+            self._journal.note_decision(live, plan)
+            self._submit(live, self._winner(first), live.remaining_tokens)
             return
         live.prefiller = self._winner(first)
         decode = plan.decode
@@ -170,11 +170,11 @@ class Requests:
             self._submit(live, live.prefiller, 1, keep_kv=True)
             return
         self._routers.book(live, decode)
-        self._journal.decided(live, plan)
+        self._journal.note_decision(live, plan)
         self._measures.pairs += 1
         if self._submit(live, live.prefiller, 1, keep_kv=True):
             live.companion = live.generation
-            self._submit(live, self._winner(decode), live.left, pulls=True)
+            self._submit(live, self._winner(decode), live.remaining_tokens, pulls=True)
 
     def _winner(self, decision: Decision) -> ReplayRank:
         ref = decision.require()
@@ -217,15 +217,15 @@ class Requests:
             self._measures.moves += 1
         return True
 
-    def lost(self, rank: ReplayRank, generation: VirtualRequest) -> None:
+    def lose_request(self, rank: ReplayRank, generation: VirtualRequest) -> None:
         """A rank was lost with a request that it had."""
         live: LiveRequest = generation.owner
         if generation is live.generation or generation is live.companion:
             self.failed_hop(live, rank, "lost")
 
-    def blocks_lost(self, rank: ReplayRank) -> None:
+    def lose_blocks(self, rank: ReplayRank) -> None:
         """A rank was lost with the blocks that it held for decode workers."""
-        for held in self._handoffs.lost(rank):
+        for held in self._handoffs.lost_pairs(rank):
             if held.pair is not None and not held.freed:
                 self.failed_hop(held.pair, rank, "lost")
 
@@ -295,11 +295,11 @@ class Requests:
     def pulls(self, rank: ReplayRank, generation: VirtualRequest, missing: int) -> None:
         self._handoffs.pull(rank, generation, missing)
 
-    def progressed(self, rank: ReplayRank, generation: VirtualRequest) -> None:
+    def note_progress(self, rank: ReplayRank, generation: VirtualRequest) -> None:
         """A request has its first or its last token."""
         live: LiveRequest = generation.owner
         if generation is live.companion:
-            self._computed(live, rank, generation)
+            self._count_prompt(live, rank, generation)
             live.held = self._handoffs.hold(rank, _table(generation), live)
             self._handoffs.meet(live)
             return
@@ -318,7 +318,7 @@ class Requests:
                 lean.prefill_done(booking)
                 self._prefill_ended(live)
             if live.prefiller is None:
-                self._computed(live, rank, generation)
+                self._count_prompt(live, rank, generation)
                 if lean is None:
                     self._routers.prefill_ended(live)
         if generation.ended:
@@ -336,12 +336,14 @@ class Requests:
     def _prefill_ended(self, live: LiveRequest) -> None:
         """A lean router counts the prompt no longer as load."""
         if self._peers is not None:
-            self._peers.ended(live.frontend.number, live.number)
+            self._peers.end(live.frontend.number, live.number)
 
     def step_ended(self) -> None:
         self._routers.admit_waiting()
 
-    def _computed(self, live: LiveRequest, rank: ReplayRank, generation: VirtualRequest) -> None:
+    def _count_prompt(
+        self, live: LiveRequest, rank: ReplayRank, generation: VirtualRequest
+    ) -> None:
         """The prompt was computed on a rank."""
         cached = generation.cached_tokens or 0
         rank.requests += 1
@@ -358,7 +360,7 @@ class Requests:
 
     def _hand_over(self, live: LiveRequest, rank: ReplayRank, generation: VirtualRequest) -> None:
         """A prefill ended: choose the decode worker, which pulls the blocks."""
-        self._computed(live, rank, generation)
+        self._count_prompt(live, rank, generation)
         self._routers.prefill_ended(live)
         plan = live.plan
         if plan is None or plan.prefill is None:
@@ -367,7 +369,7 @@ class Requests:
         self._routers.apply(live.frontend, Freed(live.request.id, "prefill"))
         decided = self._routers.plan_decode(live, plan.prefill)
         live.plan = plan = replace(decided, bypass=plan.bypass)
-        self._journal.decided(live, plan)
+        self._journal.note_decision(live, plan)
         decode = plan.decode
         if decode is None or decode.winner is None:
             self._routers.apply(live.frontend, Freed(live.request.id))
@@ -375,9 +377,9 @@ class Requests:
             self.refuse(live, plan.final.outcome)
             return
         self._routers.book(live, decode)
-        self._submit(live, self._winner(decode), live.left, pulls=True)
+        self._submit(live, self._winner(decode), live.remaining_tokens, pulls=True)
 
-    def pulled(self, live: LiveRequest) -> None:
+    def end_pull(self, live: LiveRequest) -> None:
         """The prefill worker of a pair is done with a request."""
         self._routers.prefill_ended(live)
         self._freed_prefill(live)
@@ -409,22 +411,22 @@ class Requests:
             self._cut_off(live)
             return
         self._measures.refusals[reason] += 1
-        self._ended(live, "refused")
+        self._end(live, "refused")
 
     def _finish(self, live: LiveRequest, outcome: str) -> None:
         if outcome != "completed":
             self._measures.failed += 1
-            self._ended(live, outcome)
+            self._end(live, outcome)
             return
-        ttft, itl = self._measures.completed(live, self._agenda.now)
-        self._ended(live, outcome, ttft, itl)
+        ttft, itl = self._measures.count_end(live, self._agenda.now)
+        self._end(live, outcome, ttft, itl)
 
-    def _ended(
+    def _end(
         self, live: LiveRequest, outcome: str, ttft: float | None = None, itl: float | None = None
     ) -> None:
         self.under_way -= 1
         self.last_end = self._agenda.now
-        self._journal.finished(live, outcome, ttft, itl)
+        self._journal.note_end(live, outcome, ttft, itl)
 
 
 def _table(generation: VirtualRequest) -> BlockTable:
@@ -459,7 +461,7 @@ def local_hashes(trace: TraceRequest, size: int) -> list[int]:
     )
 
 
-def _chained(local: Sequence[int]) -> list[int]:
+def _chain_hashes(local: Sequence[int]) -> list[int]:
     """Names of the blocks in which each stands for those in front of it too."""
     name = 0
     return [name := hash((name, block)) for block in local]

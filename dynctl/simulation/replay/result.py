@@ -58,7 +58,7 @@ class Measures:
         self.pairs = 0
         self.transfers = self.moved_blocks = self.crossing = self.crossing_blocks = 0
 
-    def arrived(self, trace: TraceRequest, hashes: Sequence[int], block_size: int) -> int:
+    def count_arrival(self, trace: TraceRequest, hashes: Sequence[int], block_size: int) -> int:
         """Count a request; returns the tokens that one cache without limit would have reused."""
         self.requests += 1
         tokens = trace.input_tokens
@@ -70,7 +70,7 @@ class Measures:
         self.ceiling_tokens += reachable
         return reachable
 
-    def moved(self, blocks: int, crosses: bool) -> None:
+    def count_handoff(self, blocks: int, crosses: bool) -> None:
         """Count a hand-off, and whether it ``crosses`` to another domain."""
         self.transfers += 1
         self.moved_blocks += blocks
@@ -78,7 +78,7 @@ class Measures:
             self.crossing += 1
             self.crossing_blocks += blocks
 
-    def completed(self, live: LiveRequest, now: int) -> tuple[float, float | None]:
+    def count_end(self, live: LiveRequest, now: int) -> tuple[float, float | None]:
         """Count a request that ended at ``now`` (ns); its TTFT and ITL in seconds."""
         trace = live.trace
         self.finished += 1

@@ -134,15 +134,15 @@ class Routers:
     def apply(self, frontend: Frontend, change: Change) -> None:
         """Apply a change of one router, which shares its bookings with the others."""
         frontend.router.apply(change, self._agenda.seconds)
-        self._journal.changed(change)
+        self._journal.note_change(change)
         peers, now = self.peers, self._agenda.now
         if peers is None or not isinstance(change, Booked | PrefillDone | Freed):
             return
-        step = peers.changed(frontend.number, change, now)
+        step = peers.apply_change(frontend.number, change, now)
         if self._shares:
             if isinstance(change, Booked):
                 change = replace(change, replica=True, session=None, prompt_hashes=())
-            self._agenda.at(now + self._sync_delay, self._share, (frontend, change, step))
+            self._agenda.schedule(now + self._sync_delay, self._share, (frontend, change, step))
 
     def _share(self, what: tuple[Frontend, Change, Step | None]) -> None:
         origin, change, step = what
@@ -151,7 +151,7 @@ class Routers:
             if frontend is not origin:
                 frontend.router.apply(change, seconds)
                 if self.peers is not None:
-                    self.peers.learned(frontend.number, step)
+                    self.peers.learn(frontend.number, step)
                 if frontend.waiting:
                     self._admit(frontend)
 
@@ -160,7 +160,7 @@ class Routers:
         seconds = self._agenda.seconds
         for frontend in self.frontends:
             frontend.router.apply(change, seconds)
-        self._journal.changed(change)
+        self._journal.note_change(change)
 
     def register(self, worker: SimulatedWorker) -> None:
         """Every router sees a worker's card."""
@@ -184,7 +184,7 @@ class Routers:
         entering = frontend.router.entering(plan, live.request)
         if isinstance(entering, QueueFull):
             refused = plan.turned_away(entering)
-            self._journal.decided(live, refused)
+            self._journal.note_decision(live, refused)
             self.users.refuse(live, refused.final.outcome)
             return
         self.apply(frontend, entering)
@@ -192,7 +192,7 @@ class Routers:
         frontend.waiting[live.request.id] = live
         self._measures.queued += 1
         limit = self.policy.config.router_queue_max_wait_secs
-        self._agenda.at(
+        self._agenda.schedule(
             self._agenda.now + round(limit * NS), self._waited_too_long, live, LATER
         )  # fmt: skip
         self._admit(frontend)
@@ -247,7 +247,7 @@ class Routers:
                 self.book(live, plan.first)
                 self.users.dispatch(live, plan, booked=True)
             else:
-                self._journal.decided(live, plan)
+                self._journal.note_decision(live, plan)
                 self.users.refuse(live, plan.final.outcome)
 
     def _try_again(self, frontend: Frontend) -> None:
@@ -255,7 +255,7 @@ class Routers:
         if frontend.router.load.decaying and not frontend.again:
             frontend.again = True
             when = self._agenda.now + round(AGAIN_S * NS)
-            self._agenda.at(when, self._again, frontend, LATER)
+            self._agenda.schedule(when, self._again, frontend, LATER)
 
     def _again(self, frontend: Frontend) -> None:
         frontend.again = False

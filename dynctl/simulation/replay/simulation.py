@@ -173,7 +173,7 @@ class _Replay:
 
     def _begin(self, now: int) -> None:
         self._agenda.now = now
-        self._journal.started(self._policy, self._config.block_size)
+        self._journal.note_start(self._policy, self._config.block_size)
         self._faults.begin()
         if self._policy.transfer is not None:
             self._routers.everywhere(TransferTableSet(self._policy.transfer))

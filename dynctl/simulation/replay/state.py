@@ -48,7 +48,7 @@ class Handoff:
     freed: bool = False
 
     @property
-    def gone(self) -> bool:
+    def is_lost(self) -> bool:
         """Whether the blocks cannot be pulled: they are free, or their engine was lost."""
         return self.freed or self.table.owner is not self.rank.engine.cache
 
@@ -110,7 +110,7 @@ class LiveRequest:
     reachable: int = 0
 
     @property
-    def left(self) -> int:
+    def remaining_tokens(self) -> int:
         """Tokens of output that are not produced yet."""
         return self.trace.output_tokens - self.output
 

@@ -222,11 +222,11 @@ class _Generator:
             stop = 1.0 / workload.turns
             left += int(math.log(1.0 - content.random()) / math.log(1.0 - stop))
         shared = workload.prompt_tokens
-        prefixes = [(_mixed(self._seed, tenant, prompt), shared)]
+        prefixes = [(_mix(self._seed, tenant, prompt), shared)]
         for _ in range(workload.documents_each):
             document = self._documents.draw(content.random())
             shared += self._document_length(document)
-            prefixes.append((_mixed(prefixes[-1][0], document, 1), shared))
+            prefixes.append((_mix(prefixes[-1][0], document, 1), shared))
         tokens = shared + self._length(workload.turn_tokens)
         return _Session(
             self._session, prompt, tenant, zone, left, tokens, shared, tuple(prefixes)
@@ -238,7 +238,7 @@ class _Generator:
         # A block belongs to the shortest shared prefix that holds it whole, else to the session.
         for name, end in session.prefixes:
             ids.extend(range(name + len(ids), name + end // size))
-        own = _mixed(self._seed, session.number, 2)
+        own = _mix(self._seed, session.number, 2)
         ids.extend(range(own + len(ids), own + session.tokens // size))
         workload = self._workload
         return TraceRequest(
@@ -259,7 +259,7 @@ class _Generator:
 
     def _document_length(self, document: int) -> int:
         """The same for one document each time: half to one and a half of the mean."""
-        share = _mixed(self._seed, document, 3) / 2**62
+        share = _mix(self._seed, document, 3) / 2**62
         return max(1, round(self._workload.document_tokens * (0.5 + share)))
 
 
@@ -284,7 +284,7 @@ class _Zipf:
 _THREE = Struct("<3Q")
 
 
-def _mixed(first: int, second: int, third: int) -> int:
+def _mix(first: int, second: int, third: int) -> int:
     """A number below 2**62 that stands for three others; room for block indexes above it."""
     mask = 0xFFFF_FFFF_FFFF_FFFF
     return xxh3_64_intdigest(_THREE.pack(first & mask, second & mask, third)) >> 2

@@ -128,7 +128,7 @@ class PublisherTail:
         if verdict is Verdict.LATE:
             odd = f"again or late: after event {sequence.last:,}"
         elif verdict is Verdict.GAP:
-            self._gap(sequence.expected, number - 1)
+            self._gap(sequence.next_number, number - 1)
         else:
             self._report_dropped()
         self._dropped = 0

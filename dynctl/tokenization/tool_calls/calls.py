@@ -104,11 +104,11 @@ class CallFormat(Protocol):
         ...
 
 
-def stripped(text: str) -> str:
+def strip_space(text: str) -> str:
     return text.strip(SPACE)
 
 
-def between(text: str, start: str, end: str) -> Iterator[str]:
+def texts_between(text: str, start: str, end: str) -> Iterator[str]:
     """The texts between marks, each from a start mark to the next end mark."""
     at = 0
     while (at := text.find(start, at)) >= 0:
@@ -122,7 +122,7 @@ def between(text: str, start: str, end: str) -> Iterator[str]:
 
 def after_blank(text: str, at: int, mark: str) -> int | None:
     """The place after a mark that follows directly, but for white space."""
-    rest = stripped(text[at:])
+    rest = strip_space(text[at:])
     if not rest.startswith(mark):
         return None
     return text.find(mark, at) + len(mark)

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from dynctl.tokenization.tool_calls.calls import SPACE, Parsed, ToolCall, between, stripped
+from dynctl.tokenization.tool_calls.calls import SPACE, Parsed, ToolCall, strip_space, texts_between
 from dynctl.tokenization.tool_calls.json_values import read_value, write_value
 
 _BEGIN: Final = "<｜tool▁calls▁begin｜>"
@@ -37,19 +37,19 @@ class DeepseekFormat:
     tried: str = _CALL_END
 
     def may_begin(self, text: str) -> bool:
-        text = stripped(text)
+        text = strip_space(text)
         begun = any(text.endswith(_BEGIN[:length]) for length in range(1, len(_BEGIN)))
         return begun or _CALL_BEGIN in text
 
     def parse(self, text: str, *, final: bool) -> Parsed:
-        text = stripped(text)
+        text = strip_space(text)
         outer = text.find(_BEGIN)
         begin = outer if outer >= 0 else text.find(_CALL_BEGIN)
         if begin < 0:
             return Parsed((), text)
         calls: tuple[ToolCall, ...] = ()
         if final or outer < 0 or _END in text:
-            read = map(self._call, between(text, _CALL_BEGIN, _CALL_END))
+            read = map(self._call, texts_between(text, _CALL_BEGIN, _CALL_END))
             calls = tuple(each for each in read if each is not None)
         return Parsed(calls, text[:begin] if calls or outer >= 0 else "")
 
@@ -67,7 +67,7 @@ class DeepseekFormat:
             if not newline or begin is None:
                 return None
             arguments = arguments[begin.end() :].partition(_FENCE)[0]
-        name, arguments = stripped(name), stripped(arguments)
+        name, arguments = strip_space(name), strip_space(arguments)
         if not separator or not name or not _NOT_IN_NAMES.isdisjoint(name):
             return None
         for written in (arguments, _on_one_line(arguments)):

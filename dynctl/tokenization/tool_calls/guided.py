@@ -17,7 +17,7 @@ from dynctl.tokenization.tool_calls.calls import (
     Parsed,
     ToolCall,
     ToolCallError,
-    stripped,
+    strip_space,
 )
 from dynctl.tokenization.tool_calls.json_calls import (
     JsonEnds,
@@ -93,13 +93,13 @@ class GuidedSplitter(ToolCallSplitter):
     def _feed(self, piece: str) -> list[Part]:
         if self._inside:
             self._held += piece
-            self._bound()
+            self._check_held()
             sent = self._cursor.feed(self._held)
-            return self._ended(sent)
+            return self._ended_parts(sent)
         text, self._begun = self._begun + piece, ""
         parts = self._outside(text)
         if first_mark(self._held, self._starts) == 0:
-            parts += self._ended({})
+            parts += self._ended_parts({})
         return parts
 
     def end(self) -> Part | None:
@@ -107,16 +107,16 @@ class GuidedSplitter(ToolCallSplitter):
         self._begun = self._held = ""
         self._inside = False
         if inside and held:
-            return self._last(self._rebuilt(held, {}))
+            return self._last(self._rebuild(held, {}))
         return self._last(Part(begun)) if begun else None
 
-    def cut(self, text: str) -> str:
+    def cut_text(self, text: str) -> str:
         """As in ToolCallSplitter; without a mark all of the text was to be calls."""
         if first_mark(text, self.form.starts) is None:
             return ""
-        return super().cut(text)
+        return super().cut_text(text)
 
-    def _ended(self, sent: _Sent) -> list[Part]:
+    def _ended_parts(self, sent: _Sent) -> list[Part]:
         """The parts of the held text, whose calls may now be whole."""
         end = self._whole_value()
         if end is None:
@@ -124,7 +124,7 @@ class GuidedSplitter(ToolCallSplitter):
             return [Part("", pieces=pieces)] if pieces else []
         held, self._held = self._held, ""
         self._inside = False
-        return [self._rebuilt(held[:end], sent), *self._outside(held[end:])]
+        return [self._rebuild(held[:end], sent), *self._outside(held[end:])]
 
     def _whole_value(self) -> int | None:
         """The length of the held text if it is the JSON that was asked for."""
@@ -140,7 +140,7 @@ class GuidedSplitter(ToolCallSplitter):
         whole = isinstance(value, dict) if self._function else isinstance(value, list) and value
         return end if whole else None
 
-    def _rebuilt(self, text: str, sent: _Sent) -> Part:
+    def _rebuild(self, text: str, sent: _Sent) -> Part:
         """The part for a text that is over: the rest of its calls, after what was sent of them."""
         calls = self._read(text)
         kept = {n: call for n, call in calls.items() if self._function in (None, call.name)}
@@ -171,7 +171,7 @@ class GuidedSplitter(ToolCallSplitter):
         """The calls in a text, by their number."""
         if not self._function and (array := _array(text)):
             return array
-        bare = stripped(text)
+        bare = strip_space(text)
         begin = first_mark(bare, _OPENING)
         calls = read_calls(bare[begin or 0 :], names_only=False) or ()
         if not calls and self._function:
@@ -225,7 +225,7 @@ class _Cursor:
             if self._quoted:
                 self._in_string(text, mark)
             elif self._function:
-                self._named(mark)
+                self._read_arguments(mark)
             else:
                 self._array(text, mark)
         self._pass_on(text)
@@ -242,7 +242,7 @@ class _Cursor:
                 self._read(text[self._literal : self._at])
                 self._literal = -1
 
-    def _named(self, mark: str) -> None:
+    def _read_arguments(self, mark: str) -> None:
         """A character of the arguments, which are all of the text but for blanks before them."""
         call = self._call
         if call.begin < 0:

@@ -14,9 +14,9 @@ from dynctl.tokenization.tool_calls.calls import (
     Parsed,
     ToolCall,
     after_blank,
-    between,
     end_of_marked,
-    stripped,
+    strip_space,
+    texts_between,
 )
 from dynctl.tokenization.tool_calls.json_values import value_end
 
@@ -58,12 +58,12 @@ class JsonFormat:
         return tuple(each for each in self.closes if each)
 
     def may_begin(self, text: str) -> bool:
-        text = stripped(text)
+        text = strip_space(text)
         begun = self.start[:3] in text or text.endswith((self.start[:1], self.start[:2]))
         return bool(text) and (begun or "{" in text or "[" in text)
 
     def parse(self, text: str, *, final: bool) -> Parsed:
-        text = stripped(text)
+        text = strip_space(text)
         split = self._body(text, final=final)
         body, before = split if split is not None else (text, text)
         calls = read_calls(body, names_only=self.names_only)
@@ -73,7 +73,7 @@ class JsonFormat:
             whole = read_calls("[" + ",".join(_leading(body)) + "]", names_only=self.names_only)
             return Parsed(whole or (), before)
         if final and self.repairs:
-            calls = read_calls(_repaired(body), names_only=self.names_only)
+            calls = read_calls(_complete_json(body), names_only=self.names_only)
             if calls:
                 return Parsed(calls, before)
         if not body:
@@ -81,7 +81,9 @@ class JsonFormat:
         closed = self.leading and any(mark in text for mark in self.ends)
         marked = any(mark in text for mark in (self.start, *self.ends))
         if self.drops and (final or closed) and marked:
-            return Parsed(read_calls(self._unmarked(body), names_only=self.names_only) or (), "")
+            return Parsed(
+                read_calls(self._without_marks(body), names_only=self.names_only) or (), ""
+            )
         if self.hides and self.start in text and any(mark in text for mark in self.ends):
             return Parsed((), before)
         return Parsed((), text)
@@ -103,32 +105,34 @@ class JsonFormat:
                 at = following
             return at
         at = text.rfind("]") + 1 or len(text)
-        return None if mark.startswith(stripped(text[at:])) else at
+        return None if mark.startswith(strip_space(text[at:])) else at
 
     def _body(self, text: str, *, final: bool) -> tuple[str, str] | None:
         """The JSON in a text, and the text before it."""
         first = text.find(self.start)
         if first < 0:
             bare = re.search(r"[{\[]", text)
-            return None if bare is None else (text[bare.start() :], stripped(text[: bare.start()]))
-        before = text[:first] if self.leading else stripped(text[:first])
+            return (
+                None if bare is None else (text[bare.start() :], strip_space(text[: bare.start()]))
+            )
+        before = text[:first] if self.leading else strip_space(text[:first])
         for close in self.closes:
             if not close:
-                return _joined(_after_marks(text, self.start), ""), before
-            bodies = list(map(stripped, between(text, self.start, close)))
+                return _json_array(_after_marks(text, self.start), ""), before
+            bodies = list(map(strip_space, texts_between(text, self.start, close)))
             if bodies:
-                return _joined(bodies, bodies[0]) if len(bodies) > 1 else bodies[0], before
-            rest = stripped(text[first + len(self.start) :])
+                return _json_array(bodies, bodies[0]) if len(bodies) > 1 else bodies[0], before
+            rest = strip_space(text[first + len(self.start) :])
             if final and self.repairs and rest.startswith(("{", "[")):
                 return rest, before
         return None
 
-    def _unmarked(self, text: str) -> str:
-        text = stripped(text)
+    def _without_marks(self, text: str) -> str:
+        text = strip_space(text)
         while text.startswith(self.start):
-            text = stripped(text[len(self.start) :])
+            text = strip_space(text[len(self.start) :])
         while marks := [each for each in self.ends if text.endswith(each)]:
-            text = stripped(text[: -len(marks[0])])
+            text = strip_space(text[: -len(marks[0])])
         return text
 
 
@@ -192,32 +196,32 @@ class JsonEnds:
 def _after_marks(text: str, start: str) -> Iterator[str]:
     """The JSON values after each mark: objects with semicolons between them, or the elements of
     one array."""
-    for part in map(stripped, text.split(start)):
+    for part in map(strip_space, text.split(start)):
         if part.startswith("{"):
             while (end := value_end(part)) is not None:
                 yield part[:end]
-                part = stripped(part[end:])
+                part = strip_space(part[end:])
                 if not part.startswith(";"):
                     break
-                part = stripped(part[1:])
+                part = strip_space(part[1:])
         elif part.startswith("["):
             yield from elements_of(part[: part.rfind("]") + 1]) or ()
 
 
-def _joined(values: Any, empty: str) -> str:
+def _json_array(values: Any, empty: str) -> str:
     listed = list(values)
     return "[" + ",".join(listed) + "]" if listed else empty
 
 
 def _leading(text: str) -> Iterator[str]:
     """The whole objects at the beginning of an array."""
-    text = stripped(stripped(text).removeprefix("["))
+    text = strip_space(strip_space(text).removeprefix("["))
     while text.startswith("{") and (end := value_end(text)) is not None:
         yield text[:end]
-        text = stripped(text[end:])
+        text = strip_space(text[end:])
         if not text.startswith(","):
             return
-        text = stripped(text[1:])
+        text = strip_space(text[1:])
 
 
 def read_calls(text: str, *, names_only: bool) -> tuple[ToolCall, ...] | None:
@@ -331,7 +335,7 @@ def _open(text: str) -> _Open:
     return state
 
 
-def _repaired(text: str) -> str:
+def _complete_json(text: str) -> str:
     """A JSON text with what its end lacks, empty if that is nothing."""
     state = _open(text)
     if not state.quoted and not state.closing:

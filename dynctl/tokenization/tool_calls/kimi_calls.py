@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from dynctl.tokenization.tool_calls.calls import SPACE, Parsed, ToolCall, stripped
+from dynctl.tokenization.tool_calls.calls import SPACE, Parsed, ToolCall, strip_space
 from dynctl.tokenization.tool_calls.json_values import read_value, value_end, write_value
 
 _BEGINS: Final = ("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>")
@@ -49,19 +49,19 @@ class KimiFormat:
             before = rest[:begin]
             calls += _calls(before)
             outside += before
-            end = len(before) + _after(rest[len(before) :], _ENDS)
+            end = len(before) + _end_of_mark(rest[len(before) :], _ENDS)
             calls += _calls(rest[len(before) : end])
             rest = rest[end:]
         first = _first(text, _BEGINS)
         if not calls:
-            lost = not stripped(outside) or (first is None and _CALL_BEGIN in text)
+            lost = not strip_space(outside) or (first is None and _CALL_BEGIN in text)
             return Parsed((), "" if lost else outside)
         before = text[:first]
         bare = any(_calls(before))
         return Parsed(tuple(calls), before[: before.find(_CALL_BEGIN)] if bare else before)
 
     def end(self, text: str, *, seen: int = 0) -> int:
-        return _after(text, _ENDS)
+        return _end_of_mark(text, _ENDS)
 
 
 def _first(text: str, marks: tuple[str, ...]) -> int | None:
@@ -69,7 +69,7 @@ def _first(text: str, marks: tuple[str, ...]) -> int | None:
     return min((at for mark in marks if (at := text.find(mark)) >= 0), default=None)
 
 
-def _after(text: str, marks: tuple[str, ...]) -> int:
+def _end_of_mark(text: str, marks: tuple[str, ...]) -> int:
     """The place after the first mark, or the end of the text."""
     places = (at + len(mark) for mark in marks if (at := text.find(mark)) >= 0)
     return min(places, default=len(text))
@@ -81,7 +81,7 @@ def _calls(text: str) -> Iterator[ToolCall]:
         end = text.find(_CALL_END, head.end())
         if end < 0:
             return
-        yield ToolCall(head[2], _arguments(stripped(text[head.end() : end])), head[1])
+        yield ToolCall(head[2], _arguments(strip_space(text[head.end() : end])), head[1])
         at = end + len(_CALL_END)
 
 

@@ -12,7 +12,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dynctl.tokenization.tool_calls.calls import Parsed, ToolCall, ToolCallError, stripped
+from dynctl.tokenization.tool_calls.calls import Parsed, ToolCall, ToolCallError, strip_space
 from dynctl.tokenization.tool_calls.json_values import LARGEST, write_float, write_text
 from dynctl.tokenization.tool_calls.pythonic_list import find_list
 
@@ -51,12 +51,12 @@ class PythonicFormat:
     def parse(self, text: str, *, final: bool) -> Parsed:
         for mark in _MARKS:
             text = text.replace(mark, "")
-        text = stripped(text)
+        text = strip_space(text)
         place = find_list(text)
         if place is None:
             return Parsed((), text)
         calls = _calls(text[place[0] : place[1]], final=final)
-        return Parsed((), "") if calls is None else Parsed(calls, stripped(text[: place[0]]))
+        return Parsed((), "") if calls is None else Parsed(calls, strip_space(text[: place[0]]))
 
     def end(self, text: str, *, seen: int = 0) -> int:
         return len(text)
@@ -142,7 +142,7 @@ class _Values:
         if isinstance(value, str):
             return _string(value)
         if isinstance(value, int):
-            return str(value) if value <= LARGEST else _string(self._written(node))
+            return str(value) if value <= LARGEST else _string(self._digits_of(node))
         if isinstance(value, float):
             return _number(value)
         raise _NotConstantError
@@ -151,7 +151,7 @@ class _Values:
         written = self._json(node)
         return str(json.loads(written)) if written.startswith('"') else written
 
-    def _written(self, node: ast.expr) -> str:
+    def _digits_of(self, node: ast.expr) -> str:
         if self._lines is None:
             self._lines = _LINE_END.split(self._source.encode())
         line = self._lines[node.lineno - 1]

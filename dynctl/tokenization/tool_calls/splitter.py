@@ -15,7 +15,7 @@ from dynctl.tokenization.tool_calls.calls import (
     Parsed,
     ToolCall,
     ToolCallError,
-    stripped,
+    strip_space,
 )
 from dynctl.tokenization.tool_calls.json_calls import JsonEnds
 
@@ -98,7 +98,7 @@ class ToolCallSplitter:
                 self._held = ""
                 self._thinking = True
                 parts.append(Part(THINK))
-        return self._without_blanks(_merged(parts))
+        return self._without_blanks(_merge_texts(parts))
 
     def _step(self, piece: str, at: int) -> int:
         """The end of the next part of a piece that is read at once: it depends on the text alone,
@@ -139,7 +139,7 @@ class ToolCallSplitter:
                 kept.append(part)
             elif self._blank is None or part.text is None:
                 kept.append(part)
-            elif stripped(part.text):
+            elif strip_space(part.text):
                 kept.append(Part(self._blank + part.text))
                 self._blank = None
             else:
@@ -158,13 +158,13 @@ class ToolCallSplitter:
             held += piece
             self._held = held
             del held
-            self._bound()
-            return self._completed()
+            self._check_held()
+            return self._completed_parts()
         text, self._begun = self._begun + piece, ""
         parts = self._outside(text)
         # What only may be a call is looked at with the next piece, and so are calls after calls.
         if first_mark(self._held, self._starts) == 0:
-            parts += self._completed()
+            parts += self._completed_parts()
         return parts
 
     def _outside(self, text: str) -> list[Part]:
@@ -199,7 +199,7 @@ class ToolCallSplitter:
         """The last part, without white space after calls."""
         return part if not self._by_text else next(iter(self._without_blanks([part])), None)
 
-    def cut(self, text: str) -> str:
+    def cut_text(self, text: str) -> str:
         """What users read of a whole text without a call, whose length ended it."""
         if not self.form.cuts:
             return text
@@ -208,13 +208,13 @@ class ToolCallSplitter:
     def _hold(self, text: str) -> None:
         self._held = text
         self._reset()
-        self._bound()
+        self._check_held()
 
-    def _bound(self) -> None:
+    def _check_held(self) -> None:
         if len(self._held) > MAX_HELD:
             raise ToolCallError(f"wrote more than {MAX_HELD} characters in one tool call")
 
-    def _completed(self) -> list[Part]:
+    def _completed_parts(self) -> list[Part]:
         """The parts of the held text, if the calls in it are whole."""
         whole = self._whole()
         if whole is None:
@@ -228,7 +228,7 @@ class ToolCallSplitter:
         """The length of the whole calls in the held text, and the calls; None if there are none."""
         if self._waiting is not None:
             waiting, self._waiting = self._waiting, None
-            if not stripped(self._held[self._seen :]):
+            if not strip_space(self._held[self._seen :]):
                 # White space decides nothing, and a model may write it without end: to look at all
                 # of the text again for each would cost the square of its length.
                 self._waits(waiting)
@@ -297,14 +297,14 @@ class ToolCallSplitter:
             return Part(held)
         for mark in self.form.ends:
             held = held.replace(mark, "")
-        return Part(stripped(held))
+        return Part(strip_space(held))
 
 
 def _any_of(characters: set[str]) -> re.Pattern[str]:
     return re.compile("[" + re.escape("".join(sorted(characters))) + "]")
 
 
-def _merged(parts: list[Part]) -> list[Part]:
+def _merge_texts(parts: list[Part]) -> list[Part]:
     """The parts with texts that follow each other as one."""
     merged: list[Part] = []
     texts: list[str] = []

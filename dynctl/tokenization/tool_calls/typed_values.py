@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from dynctl.tokenization.tool_calls.calls import stripped
+from dynctl.tokenization.tool_calls.calls import strip_space
 from dynctl.tokenization.tool_calls.json_values import Written, read_value
 
 _ENTITIES: Final = (
@@ -35,7 +35,7 @@ def typed_value(text: str, schema: Any) -> Any:
 
     What does not have the type of the schema is a text.
     """
-    text = stripped(text)
+    text = strip_space(text)
     for entity, character in _ENTITIES:
         text = text.replace(entity, character)
     if text.lower() == "null":

@@ -12,7 +12,7 @@ from dynctl.tokenization.tool_calls.calls import (
     ToolCall,
     after_blank,
     end_of_marked,
-    stripped,
+    strip_space,
 )
 from dynctl.tokenization.tool_calls.json_values import write_value
 from dynctl.tokenization.tool_calls.typed_values import typed_value
@@ -149,12 +149,12 @@ def _tags(text: str, start: str, end: str) -> Iterator[tuple[str, str, bool]]:
         if named == at:
             continue
         closed = text.find(end, named)
-        name = _unquoted(text[at:named])
+        name = _unquote(text[at:named])
         at = len(text) if closed < 0 else closed + len(end)
         yield name, text[named + 1 : len(text) if closed < 0 else closed], closed >= 0
 
 
-def _unquoted(text: str) -> str:
-    text = stripped(text)
+def _unquote(text: str) -> str:
+    text = strip_space(text)
     quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "\"'"
     return text[1:-1] if quoted else text

@@ -165,7 +165,7 @@ def decode_sequences(payload: bytes, limits: Limits = DEFAULT_LIMITS) -> tuple[S
             events = _events_decoder.decode(several)
     if len(events) > limits.events:
         raise WireError("events", f"{len(events)} events, expected at most {limits.events}")
-    hashes = sum(len(event.token_sequence or ()) for event in map(_added, events) if event)
+    hashes = sum(len(event.token_sequence or ()) for event in map(_added_request, events) if event)
     if hashes > limits.blocks:
         raise WireError("events", f"{hashes} hashes, expected at most {limits.blocks}")
     return tuple(_to_event(event, place, payload, several) for place, event in enumerate(events))
@@ -196,7 +196,7 @@ def _duration(seconds: float | None) -> dict[str, int] | None:
     return {"secs": nanos // 1_000_000_000, "nanos": nanos % 1_000_000_000}
 
 
-def _added(event: _Event) -> _Add | None:
+def _added_request(event: _Event) -> _Add | None:
     return None if isinstance(event.data, str) else event.data.added
 
 
@@ -204,7 +204,7 @@ def _to_event(
     event: _Event, place: int, payload: bytes, several: msgspec.Raw | msgspec.UnsetType
 ) -> SequenceEvent:
     worker = event.worker
-    added = _added(event)
+    added = _added_request(event)
     if added is not None:
         hint = added.prefill_load_hint
         tracked = added.track_prefill_tokens and hint is not None

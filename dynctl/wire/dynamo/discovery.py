@@ -392,7 +392,7 @@ def _version(card: _CardJson, files: Mapping[str, CardFile], length: int | None)
         card.display_name,
         card.source_path,
         {name: (file.kind, file.checksum) for name, file in sorted(files.items())},
-        sorted(_named(file) for file in card.extra_files or ()),
+        sorted(_file_identity(file) for file in card.extra_files or ()),
         length or 0,
         card.kv_cache_block_size,
         card.worker_type,
@@ -403,7 +403,7 @@ def _version(card: _CardJson, files: Mapping[str, CardFile], length: int | None)
     return hashlib.blake2b(msgspec.json.encode(parts, order="deterministic")).hexdigest()[:16]
 
 
-def _named(file: Any) -> tuple[str, str]:
+def _file_identity(file: Any) -> tuple[str, str]:
     """The name and the checksum of a file, wherever a worker serves it."""
     described = file if isinstance(file, dict) else {}
     return str(described.get("path", "")).rpartition("/")[2], str(described.get("checksum"))

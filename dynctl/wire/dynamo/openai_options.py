@@ -25,7 +25,7 @@ from dynctl.wire.dynamo.engine_request import (
     StopConditions,
 )
 from dynctl.wire.dynamo.tool_choice import calls_schema, is_forced
-from dynctl.wire.json_body import U32, TokenId, convert, given
+from dynctl.wire.json_body import U32, TokenId, convert, without_nulls
 from dynctl.wire.nvext import NvExt, Taints, parse_nvext
 
 _MAX_STOPS: Final = 32
@@ -197,7 +197,7 @@ def read_engine_options(body: Mapping[str, Any]) -> EngineOptions:
     if unknown:
         shown = ", ".join(repr(name[:40]) for name in unknown[:8])
         raise RequestError(400, "unknown_field", unknown[0][:40], f"unsupported: {shown}")
-    fields = given(body)
+    fields = without_nulls(body)
     read = convert(fields, _Chat) if chat else convert(fields, _Completion)
     nvext = parse_nvext(body.get("nvext"))
     _check(read, nvext)
@@ -416,11 +416,11 @@ def _sampling(read: _Chat | _Completion, best_of: int | None) -> SamplingOptions
         min_p=_f32(read.min_p),
         seed=read.seed,
         include_stop_str_in_output=read.include_stop_str_in_output,
-        guided_decoding=_guided(read),
+        guided_decoding=_output_constraint(read),
     )
 
 
-def _guided(read: _Chat | _Completion) -> dict[str, Any] | None:
+def _output_constraint(read: _Chat | _Completion) -> dict[str, Any] | None:
     """The constraint of the output; ``response_format`` counts where no other is given."""
     fields = {
         "json": read.guided_json,

@@ -177,7 +177,7 @@ def parse_recovery(item: Any) -> RecoveryAnswer:
     A long undecoded msgpack item is decoded later, by its ``events.slices()``. An unknown answer,
     or the report of a failure, is a RecoveryError. Raises WireError for an unreadable answer.
     """
-    raw = RawItem.of(item)
+    raw = RawItem.wrap(item)
     document = memoryview(raw.document)
     if raw.codec == "msgpack" and len(document) > SLICE_BYTES:
         array = find_long_array(document, "events", "last_event_id")
@@ -239,7 +239,7 @@ def _encoded_events(
 ) -> RawItem:
     listed = msgspec.Raw(encode_router_events(events))
     content = {"events": listed, "last_event_id": last_event_id, **more}
-    return RawItem.of({kind: content})
+    return RawItem.wrap({kind: content})
 
 
 # -- the indexer of a frontend or a router ---------------------------------------------------------
@@ -287,7 +287,7 @@ def indexer_query(
 
 def parse_scores(item: Any) -> TieredScores | RecoveryError:
     """Read an indexer's answer: an undecoded or decoded item. Raises WireError."""
-    kind, content = _variant(RawItem.of(item).decode())
+    kind, content = _variant(RawItem.wrap(item).decode())
     if kind != "TieredScores":
         return _failure(kind, content)
     read = _convert(kind, content, _TieredScoresMessage)

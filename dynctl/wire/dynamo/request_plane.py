@@ -481,7 +481,7 @@ class RawItem(msgspec.Struct, frozen=True, gc=False):
             raise WireError("item", str(error)) from None
 
     @classmethod
-    def of(cls, item: Any) -> "RawItem":
+    def wrap(cls, item: Any) -> "RawItem":
         """``item`` if it is a RawItem, else the item encoded as msgpack."""
         return item if isinstance(item, cls) else cls(encode_body(item, "msgpack"), "msgpack")
 

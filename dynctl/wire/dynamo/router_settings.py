@@ -57,7 +57,7 @@ def read_router_config(card: Mapping[str, Any]) -> CardSettings:
     for name, value in card.items():
         if name not in ("router_mode", "kv_router_config", "load_threshold_config"):
             reading.other(name, name, value)
-    return CardSettings(reading.values, reading.named())
+    return CardSettings(reading.values, reading.not_followed())
 
 
 #: Dynamo's mode -> the mode of dynctl; an unsupported mode has its planned name.
@@ -134,7 +134,7 @@ class _Reading:
         }
         self._found: list[NotFollowed] = []
 
-    def named(self) -> tuple[NotFollowed, ...]:
+    def not_followed(self) -> tuple[NotFollowed, ...]:
         more = len(self._found) - MAX_NAMED
         if more <= 0:
             return tuple(self._found)

@@ -87,12 +87,16 @@ class Shape:
     flat: frozenset[str] = frozenset()
 
 
-def _unexpected(value: Any, expected: str, path: tuple[str | int, ...], word: str = "type") -> Any:
+def _refuse_value(
+    value: Any, expected: str, path: tuple[str | int, ...], word: str = "type"
+) -> Any:
     compound = isinstance(value, (dict, list))
-    raise _Misfit(f"invalid {word}: {_shown(value)}, expected {expected}", path, at_start=compound)
+    raise _Misfit(
+        f"invalid {word}: {_value_text(value)}, expected {expected}", path, at_start=compound
+    )
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -123,9 +127,9 @@ def integer(name: str, low: int, high: int) -> Kind:
 
     def check(value: Any, path: tuple[str | int, ...]) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**64:
-            return int(_unexpected(value, name, path))
+            return int(_refuse_value(value, name, path))
         if not low <= value <= high:
-            return int(_unexpected(value, name, path, "value"))
+            return int(_refuse_value(value, name, path, "value"))
         return value
 
     def all_fit(values: list[Any]) -> bool:
@@ -137,11 +141,11 @@ def integer(name: str, low: int, high: int) -> Kind:
 
 
 def _text(value: Any, path: tuple[str | int, ...]) -> str:
-    return value if isinstance(value, str) else str(_unexpected(value, "a string", path))
+    return value if isinstance(value, str) else str(_refuse_value(value, "a string", path))
 
 
 def _flag(value: Any, path: tuple[str | int, ...]) -> bool:
-    return value if isinstance(value, bool) else bool(_unexpected(value, "a boolean", path))
+    return value if isinstance(value, bool) else bool(_refuse_value(value, "a boolean", path))
 
 
 def number(name: str) -> Kind:
@@ -149,7 +153,7 @@ def number(name: str) -> Kind:
 
     def check(value: Any, path: tuple[str | int, ...]) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            return float(_unexpected(value, name, path))
+            return float(_refuse_value(value, name, path))
         return _as_float(value)
 
     return Kind(name, check)
@@ -179,7 +183,7 @@ def many(kind: Kind, expected: str = "a sequence") -> Kind:
 
     def check(value: Any, path: tuple[str | int, ...]) -> list[Any]:
         if not isinstance(value, list):
-            return list(_unexpected(value, expected, path))
+            return list(_refuse_value(value, expected, path))
         if kind.all_fit is not None and all(
             kind.all_fit(value[start : start + _SLICE]) for start in range(0, len(value), _SLICE)
         ):
@@ -194,13 +198,13 @@ def table(kind: Kind, key: Callable[[str], Any] = str) -> Kind:
 
     def check(value: Any, path: tuple[str | int, ...]) -> dict[Any, Any]:
         if not isinstance(value, dict):
-            return dict(_unexpected(value, "a map", path))
+            return dict(_refuse_value(value, "a map", path))
         entries = {}
         for name, item in value.items():
             try:
                 entries[key(name)] = kind.check(item, (*path, name))
             except ValueError:
-                _unexpected(name, "u32", path)
+                _refuse_value(name, "u32", path)
         return entries
 
     return Kind("a map", check)
@@ -219,7 +223,7 @@ def one_of(*names: str) -> Kind:
     return Kind("a string", check)
 
 
-def nested(shape: Shape) -> Kind:
+def object_of(shape: Shape) -> Kind:
     """An object of a shape of its own."""
 
     def check(value: Any, path: tuple[str | int, ...]) -> dict[str, Any]:
@@ -270,7 +274,7 @@ def read_body(data: bytes, content_type: str, shape: Shape) -> dict[str, Any]:
         else:
             ends = _end_of(text, misfit.path, at_start=misfit.at_start)
         where = _position(data, len(text[:ends].encode()))
-        prefix = f"{_written(path)}: " if path else ""
+        prefix = f"{_path_text(path)}: " if path else ""
         raise BodyRefused(422, f"{_SHAPE}{prefix}{misfit.problem}{where}") from None
 
 
@@ -289,7 +293,7 @@ def _read_large(data: bytes, shape: Shape) -> dict[str, Any]:
         raise BodyRefused(400, f"{_SYNTAX}expected value{where}") from None
     except _Misfit as misfit:
         path = () if misfit.path and misfit.path[0] in shape.flat else misfit.path
-        prefix = f"{_written(path)}: " if path else ""
+        prefix = f"{_path_text(path)}: " if path else ""
         where = _position(data, len(data))
         raise BodyRefused(422, f"{_SHAPE}{prefix}{misfit.problem}{where}") from None
 
@@ -303,7 +307,7 @@ def _fields(value: Any, shape: Shape, path: tuple[str | int, ...]) -> dict[str, 
         if isinstance(value, list):
             size = f"expected struct {shape.name} with {len(shape.fields)} elements"
             raise _Misfit(f"invalid length {len(value)}, {size}", path)
-        _unexpected(value, f"struct {shape.name}", path)
+        _refuse_value(value, f"struct {shape.name}", path)
     # In the order of the body: the first value that does not fit is the one that is reported.
     known = shape.fields
     read = {
@@ -317,7 +321,7 @@ def _fields(value: Any, shape: Shape, path: tuple[str | int, ...]) -> dict[str, 
     return {name: read.get(name, field.default) for name, field in known.items()}
 
 
-def _written(path: tuple[str | int, ...]) -> str:
+def _path_text(path: tuple[str | int, ...]) -> str:
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part

@@ -140,16 +140,16 @@ def _siphash13(data: bytes) -> int:
 
 def _round(v0: int, v1: int, v2: int, v3: int) -> tuple[int, int, int, int]:
     v0 = (v0 + v1) & _MASK
-    v1 = _rotated(v1, 13) ^ v0
-    v0 = _rotated(v0, 32)
+    v1 = _rotate_left(v1, 13) ^ v0
+    v0 = _rotate_left(v0, 32)
     v2 = (v2 + v3) & _MASK
-    v3 = _rotated(v3, 16) ^ v2
+    v3 = _rotate_left(v3, 16) ^ v2
     v0 = (v0 + v3) & _MASK
-    v3 = _rotated(v3, 21) ^ v0
+    v3 = _rotate_left(v3, 21) ^ v0
     v2 = (v2 + v1) & _MASK
-    v1 = _rotated(v1, 17) ^ v2
-    return v0, v1, _rotated(v2, 32), v3
+    v1 = _rotate_left(v1, 17) ^ v2
+    return v0, v1, _rotate_left(v2, 32), v3
 
 
-def _rotated(value: int, bits: int) -> int:
+def _rotate_left(value: int, bits: int) -> int:
     return ((value << bits) | (value >> (64 - bits))) & _MASK

@@ -21,7 +21,7 @@ def after(*numbers, **settings):
 def test_a_sequence_starts_at_its_first_number():
     assert judge(EventSequence(), 0) is Verdict.NEXT
     assert judge(EventSequence(), 1) is Verdict.GAP
-    assert EventSequence().expected == 0
+    assert EventSequence().next_number == 0
     assert EventSequence(first=1).judge(1) is Verdict.NEXT
     assert EventSequence(first=1).missing_before(4) == 3
 

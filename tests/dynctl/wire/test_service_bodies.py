@@ -19,7 +19,7 @@ from dynctl.wire.dynamo.service_bodies import (
     Field,
     Shape,
     many,
-    nested,
+    object_of,
     one_of,
     optional,
     read_body,
@@ -35,7 +35,7 @@ SHAPE = Shape(
         "name": Field(TEXT, "default"),
         "kind": Field(optional(one_of("a", "b"))),
         "ranks": Field(table(TEXT, int), {}),
-        "pin": Field(optional(nested(Shape("Pin", {"rank": Field(U32, REQUIRED)})))),
+        "pin": Field(optional(object_of(Shape("Pin", {"rank": Field(U32, REQUIRED)})))),
     },
 )
 JSON = "application/json"

@@ -45,15 +45,15 @@ def test_the_agenda_goes_by_time_then_order_then_place_then_what_was_added_first
     def act(what):
         done.append((agenda.now, what))
         if what == "first":
-            agenda.at(agenda.now, act, "added while it runs", LATER)
+            agenda.schedule(agenda.now, act, "added while it runs", LATER)
 
-    agenda.at(5, act, "fault", LATER)
-    agenda.at(5, act, "arrival", TRAVEL)
-    agenda.at(5, act, "step of rank 1", STEP, 1)
-    agenda.at(5, act, "step of rank 0", STEP, 0)
-    agenda.at(5, act, "second arrival", TRAVEL)
-    agenda.at(2, act, "first")
-    agenda.at(9, act, "last")
+    agenda.schedule(5, act, "fault", LATER)
+    agenda.schedule(5, act, "arrival", TRAVEL)
+    agenda.schedule(5, act, "step of rank 1", STEP, 1)
+    agenda.schedule(5, act, "step of rank 0", STEP, 0)
+    agenda.schedule(5, act, "second arrival", TRAVEL)
+    agenda.schedule(2, act, "first")
+    agenda.schedule(9, act, "last")
     agenda.run_until(7)
     assert agenda.now == 7
     agenda.run_out()
@@ -77,7 +77,7 @@ class Noted:
         self.agenda = agenda
         self.heard = []
 
-    def progressed(self, rank, generation):
+    def note_progress(self, rank, generation):
         self.heard.append((self.agenda.now, rank.key, generation.number, generation.produced))
 
     def pulls(self, rank, generation, missing):

@@ -27,17 +27,17 @@ def test_choices_and_loads_of_two_routers_are_those_computed_by_hand():
     Booked over all choices: 0 + 100 + 160 + 90 + 100 = 450; too little 160, too much 100.
     """
     peers = Peers(2, 2 * MS)
-    first = peers.changed(0, booked("a", ONE, 100), 0)
-    second = peers.changed(1, booked("b", ONE, 60), 1 * MS)
-    peers.learned(1, first)
-    third = peers.changed(0, booked("c", TWO, 30), 2 * MS)
-    peers.learned(0, second)
-    ended = peers.changed(0, PrefillDone("a"), 3 * MS)
-    peers.learned(1, third)
-    fourth = peers.changed(1, booked("d", TWO, 10), 4 * MS)
-    peers.learned(1, ended)
-    peers.learned(0, fourth)
-    peers.changed(0, booked("e", TWO, 5), 8 * MS)
+    first = peers.apply_change(0, booked("a", ONE, 100), 0)
+    second = peers.apply_change(1, booked("b", ONE, 60), 1 * MS)
+    peers.learn(1, first)
+    third = peers.apply_change(0, booked("c", TWO, 30), 2 * MS)
+    peers.learn(0, second)
+    ended = peers.apply_change(0, PrefillDone("a"), 3 * MS)
+    peers.learn(1, third)
+    fourth = peers.apply_change(1, booked("d", TWO, 10), 4 * MS)
+    peers.learn(1, ended)
+    peers.learn(0, fourth)
+    peers.apply_change(0, booked("e", TWO, 5), 8 * MS)
     found = peers.result()
     assert (found.window_s, found.choices) == (0.002, 5)
     assert found.near_share == 3 / 5
@@ -48,12 +48,12 @@ def test_choices_and_loads_of_two_routers_are_those_computed_by_hand():
 
 def test_a_decode_hop_is_not_a_choice_and_a_prefill_ends_once():
     peers = Peers(2, 0)
-    assert peers.changed(0, booked("a", ONE, 40, "prefill"), 0) == (ONE, 40)
-    assert peers.changed(0, Freed("a", "prefill"), 5) == (ONE, -40)
-    assert peers.changed(0, booked("a", TWO, 0, "decode"), 5) is None
-    assert peers.changed(0, Freed("a", "decode"), 6) is None
-    assert peers.changed(0, PrefillDone("a"), 6) is None
-    assert peers.changed(0, Freed("a"), 9) is None
+    assert peers.apply_change(0, booked("a", ONE, 40, "prefill"), 0) == (ONE, 40)
+    assert peers.apply_change(0, Freed("a", "prefill"), 5) == (ONE, -40)
+    assert peers.apply_change(0, booked("a", TWO, 0, "decode"), 5) is None
+    assert peers.apply_change(0, Freed("a", "decode"), 6) is None
+    assert peers.apply_change(0, PrefillDone("a"), 6) is None
+    assert peers.apply_change(0, Freed("a"), 9) is None
     found = peers.result()
     assert (found.choices, found.near_share, found.same_share) == (1, 0.0, None)
     assert (found.load_low_share, found.load_high_share) == (None, None)
@@ -63,12 +63,12 @@ def test_memory_is_that_of_ranks_and_of_requests_whose_prefill_runs():
     peers = Peers(3, 0)
     for number in range(1_000):
         key = (number % 5, 0)
-        began = peers.booked(number % 3, number, key, 10, number)
-        ended = peers.ended(number % 3, number)
+        began = peers.book(number % 3, number, key, 10, number)
+        ended = peers.end(number % 3, number)
         for step in (began, ended):
             for other in range(3):
                 if other != number % 3:
-                    peers.learned(other, step)
+                    peers.learn(other, step)
     assert not peers._own
     assert peers._unseen == [{}, {}, {}]
     assert len(peers._chosen) == 5 + 1

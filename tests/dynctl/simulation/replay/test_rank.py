@@ -140,9 +140,9 @@ def virtually(config, workload):
                 return
             now = when
             if restores:
-                rank.restored(loads.pop(0)[1])
+                rank.take_restored(loads.pop(0)[1])
                 if rank.due >= 0:
-                    rank.touched(now)
+                    rank.touch(now)
                     continue
             else:
                 rank.finish_step()
@@ -168,7 +168,7 @@ def virtually(config, workload):
         if rank.due < 0:
             start_step()
         else:
-            rank.touched(now)
+            rank.touch(now)
     end_steps(None)
     return times, shown(events), rank.preemptions, rank.cache.cached_blocks
 

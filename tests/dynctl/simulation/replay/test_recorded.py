@@ -122,8 +122,8 @@ def test_roles_zones_and_capacity_come_from_the_recording(file: Path) -> None:
     assert source.card == {
         "total_blocks": 500, "max_num_batched_tokens": 8192, "block_size": 16,
     }  # fmt: skip
-    assert "kv_transfer_ms_per_block" in source.assumed({})
-    assert "prefill_tokens_per_s" not in source.assumed({"prefill_tokens_per_s": 1.0})
+    assert "kv_transfer_ms_per_block" in source.assumed_options({})
+    assert "prefill_tokens_per_s" not in source.assumed_options({"prefill_tokens_per_s": 1.0})
     assert source.notes == ()
 
 
