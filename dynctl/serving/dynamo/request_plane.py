@@ -541,7 +541,8 @@ class PlaneStream(EngineStream):
             self._fail(failure)
             return False
         self._pass(events)
-        self._wake()
+        if self._pipe is None:
+            self._release_waiter()
         return more and not self.done
 
     def lost(self, link: _Link) -> None:
@@ -553,7 +554,6 @@ class PlaneStream(EngineStream):
         """The response failed in this way."""
         if link is self._link:
             self._fail(failure)
-            self._wake()
 
     def _decoded(self, item: RawItem) -> EngineItem:
         """The item; output that Dynamo does not accept is an error of the worker, as there."""

@@ -279,7 +279,13 @@ class EngineStream:
                     look()
                 return
             self.received(data)
-            if len(_WHOLE) < _WHOLE_MOST and _is_whole(data):
+            begin = _WHOLE_BEGIN.match(data)
+            if (
+                begin is not None
+                and int(begin[0], 16) + begin.end() + 2 == size
+                and data.endswith(b"\r\n")
+                and len(_WHOLE) < _WHOLE_MOST
+            ):
                 _WHOLE[data[:_WHOLE_BYTES]] = size
 
         if left > 0:
@@ -287,7 +293,7 @@ class EngineStream:
             if self._connection is not None:
                 self._connection.relay(take)
         try:
-            while self._piping():
+            while self._pipe is not None:
                 await self._wait()
         finally:
             self._end_pipe()
@@ -338,7 +344,8 @@ class EngineStream:
             self._counted(data)
         if large:
             self._wait_for_share()
-        self._wake()
+        if self._pipe is None:
+            self._release_waiter()
 
     def ended(self, error: Exception | None) -> None:
         """The connection was closed."""
@@ -357,7 +364,7 @@ class EngineStream:
                 else "closed the connection"
             )
             self._fail(UpstreamFailure("reset", f"{self.origin} {what}"))
-        self._wake()
+        self._release_waiter()
 
     # -- inside ----------------------------------------------------------------------------
 
@@ -396,9 +403,6 @@ class EngineStream:
             if self._connection is not None:
                 self._connection.relay(None)
 
-    def _piping(self) -> bool:
-        return self._pipe is not None and not self.done
-
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
@@ -413,13 +417,6 @@ class EngineStream:
             self._waiter = None
         if not self._pieces:
             self._raise_failure()
-
-    def _wake(self) -> None:
-        waiter = self._waiter
-        if waiter is None or waiter.done():
-            return
-        if self._pipe is None or self.done or self._failure is not None:
-            waiter.set_result(None)
 
     def _parse_head(self, data: bytes) -> bytes:
         """Parse status and headers; returns the bytes after them. Keeps an incomplete head, and
@@ -497,76 +494,94 @@ class EngineStream:
         start = self._rest_of_chunk(data) if self._left else 0
         if start < 0:
             return
-        position, total, ends, line = start, len(data), False, -1
-        piped = self._pipe
-        # Whether each chunk is whole events.
-        whole = not self._cut.waiting
+        pipe = self._pipe
+        position, whole_events = self._whole_chunks(data, start, kept=pipe is None)
+        size = None if position == len(data) else self._begun_chunk(data, position)
+        if self._failure is not None:
+            return
+        if pipe is not None and position > start:
+            if size == 0:
+                self._end_pipe()
+                self._chunks(data[start:] if start else data)
+                return
+            chunks = data if position - start == len(data) else data[start:position]
+            if whole_events:
+                pipe(chunks)
+            else:
+                self._pipe_events(chunks, pipe)
+        if position < len(data):
+            self._take_begun_chunk(data[position:] if position else data, size)
+
+    def _whole_chunks(self, data: bytes, position: int, *, kept: bool) -> tuple[int, bool]:
+        """The place after the chunks from ``position`` on that are complete, as many as one turn
+        may have, and whether each of them is whole events. ``kept``: their content is kept.
+
+        All in one loop without calls: a stream may have thousands of chunks in one read.
+        """
+        whole_events = not self._cut.waiting
+        total = len(data)
         for _ in range(_TURN_CHUNKS):
             line = data.find(b"\r\n", position, position + _SIZE_LINE_BYTES)
-            if line < 0:
-                if total - position >= _SIZE_LINE_BYTES:
-                    self._protocol("chunk without a size")
-                    return
-                break
-            size = _chunk_size(data[position:line])
-            if size is None or size > _CHUNK_BYTES:
-                self._protocol("invalid chunk size")
-                return
-            if size == 0:
-                ends = True
+            size = _chunk_size(data[position:line]) if line >= 0 else None
+            if not size or size > _CHUNK_BYTES:
                 break
             after = line + 2 + size
-            if after + 2 > total:
-                if size > _PARTS_ABOVE:
-                    self._left = size + 2
-                else:
-                    self._needed = after + 2 - position
-                break
             if data[after : after + 2] != b"\r\n":
-                self._protocol("chunk longer than its size")
-                return
-            if piped is None:
+                break
+            if kept:
                 self._keep(data[line + 2 : after])
-            elif whole:
-                whole = data.endswith(WHOLE_EVENTS, line + 2, after)
+            elif whole_events:
+                whole_events = data.endswith(WHOLE_EVENTS, line + 2, after)
             position = after + 2
             if position == total:
                 break
         else:
             self._needed = _UNTIL_TURN
-        if piped is not None and position > start:
-            if ends:
-                self._end_pipe()
-                self._chunks(data[start:] if start else data)
-                return
-            chunks = data if position - start == total else data[start:position]
-            if whole:
-                piped(chunks)
-            else:
-                self._pipe_events(chunks, piped)
-        if position == total:
-            return
-        if self._left:
-            self._rest_of_chunk(data[line + 2 :])
-            return
-        rest = data[position:] if position else data
-        if not ends:
-            self._tail += rest
+        return position, whole_events
+
+    def _begun_chunk(self, data: bytes, position: int) -> int | None:
+        """The size of the chunk that begins at ``position`` and is not complete: 0 for the last
+        one, None if it is unknown. Notes how many of its bytes are missing."""
+        if self._needed == _UNTIL_TURN:
+            return None
+        line = data.find(b"\r\n", position, position + _SIZE_LINE_BYTES)
+        if line < 0:
+            if len(data) - position >= _SIZE_LINE_BYTES:
+                self._protocol("chunk without a size")
+            return None
+        size = _chunk_size(data[position:line])
+        if size is None or size > _CHUNK_BYTES:
+            self._protocol("invalid chunk size")
+            return None
+        after = line + 2 + size
+        if size and after + 2 <= len(data):
+            self._protocol("chunk longer than its size")
+        elif size > _PARTS_ABOVE:
+            self._left = size + 2
+        elif size:
+            self._needed = after + 2 - position
+        return size
+
+    def _take_begun_chunk(self, data: bytes, size: int | None) -> None:
+        """Take the bytes of a chunk that is not complete, or what follows the last one."""
+        if size == 0:
+            self._take_trailers(data)
+        elif self._left:
+            self._rest_of_chunk(data[data.index(b"\r\n") + 2 :])
+        else:
+            self._tail += data
             if self._needed == _UNTIL_TURN:
                 self._wait_for_share()
-            return
-        # After the last chunk: trailers, if any, and an empty line.
-        line = rest.find(b"\r\n")
-        if rest[line + 2 : line + 4] == b"\r\n":
-            self._finish(rest[line + 4 :])
-            return
-        end = rest.find(b"\r\n\r\n")
+
+    def _take_trailers(self, data: bytes) -> None:
+        """After the last chunk: trailers, if any, and an empty line."""
+        end = data.find(b"\r\n\r\n")
         if end >= 0:
-            self._finish(rest[end + 4 :])
-        elif len(rest) > self._bounds.header_bytes:
+            self._finish(data[end + 4 :])
+        elif len(data) > self._bounds.header_bytes:
             self._protocol("trailers too long")
         else:
-            self._tail += rest
+            self._tail += data
 
     def _rest_of_chunk(self, data: bytes) -> int:
         """Pass on what has arrived of a large chunk; returns the place after it, -1 where it is
@@ -632,7 +647,6 @@ class EngineStream:
 
     def _protocol(self, problem: str) -> None:
         self._fail(UpstreamFailure("protocol", f"{self.origin}: {problem}"))
-        self._wake()
 
     def _fail(self, failure: UpstreamFailure) -> None:
         if self._failure is None and not self.done:
@@ -663,17 +677,7 @@ class EngineStream:
         self._fail(UpstreamFailure("timeout", f"{self.origin} {what} {limit:g} s"))
 
 
-def _is_whole(data: bytes) -> bool:
-    """Whether this is exactly one chunk of 16 to 4,095 bytes without an extension."""
-    begin = _WHOLE_BEGIN.match(data)
-    return (
-        begin is not None
-        and int(begin[0], 16) + begin.end() + 2 == len(data)
-        and data.endswith(b"\r\n")
-    )
-
-
 @lru_cache(maxsize=4096)
 def _chunk_size(line: bytes) -> int | None:
-    found = _SIZE_LINE.fullmatch(line)
-    return None if found is None else int(found[1], 16)
+    match = _SIZE_LINE.fullmatch(line)
+    return None if match is None else int(match[1], 16)
