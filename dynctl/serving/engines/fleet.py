@@ -74,6 +74,8 @@ _LATE = 0.25
 _MOST_EXCUSED = 5
 _OVERLOADED = 503
 _NOT_FOUND = 404
+#: Statuses of a probe where the engine has no health endpoint: it is up.
+_NO_HEALTH_ENDPOINT = (404, 405)
 #: Seconds between two readings of an engine's names because it does not serve one.
 _NAMES_S = 1.0
 WAITING = "waiting for its first health probe"
@@ -469,9 +471,11 @@ class Fleet:
         """A request to the engine, sent at ``sent_at``, failed: a refused connection ejects it,
         others probe it, and too many of them eject it."""
         member = self._by_id.get(worker_id)
-        if member is not None and failure.status == _NOT_FOUND:
+        if member is None:
+            return
+        if failure.status == _NOT_FOUND:
             self._read_names(member)
-        if member is None or not failure.of_engine:
+        if not failure.of_engine:
             return
         self._service.engine_failures[member.spec.name, failure.kind] += 1
         if failure.kind == "refused":
@@ -528,7 +532,7 @@ class Fleet:
         panic = (
             everyone > 0
             and well < threshold * everyone
-            and any(_in_doubt(one) for one in group.members.values())
+            and any(map(_in_doubt, group.members.values()))
         )
         if panic:
             message = (
@@ -541,8 +545,8 @@ class Fleet:
         if panic == group.panic:
             return False
         group.panic = panic
-        for one in group.members.values():
-            self._admit(one, panic=panic)
+        for member in group.members.values():
+            self._admit(member, panic=panic)
         return True
 
     def _admit(self, member: Member, *, panic: bool) -> None:
@@ -573,20 +577,15 @@ class Fleet:
             status, _ = await self._upstream.get(member.spec.url + health.path, health.timeout_s)
         except UpstreamFailure as failure:
             gone = failure.kind == "refused"
-            if self._left(member) or (not gone and self._excused(member, began)):
+            if self._was_removed(member) or (not gone and self._excuse(member, began)):
                 return
-            member.failures += 1
-            if gone or member.failures >= health.failures or not member.probed:
-                self._eject(member, str(failure), gone=gone, doubt=not gone)
+            self._note_failed_probe(member, str(failure), gone=gone, doubt=not gone)
             return
-        if self._left(member):
+        if self._was_removed(member):
             return
         member.excused = 0
-        # An engine without a health endpoint returns 404: it is up.
-        if status >= 400 and status not in (404, 405):
-            member.failures += 1
-            if member.failures >= health.failures or not member.probed:
-                self._eject(member, f"{health.path} returned status {status}", gone=False)
+        if status >= 400 and status not in _NO_HEALTH_ENDPOINT:
+            self._note_failed_probe(member, f"{health.path} returned status {status}")
             return
         member.failures = 0
         self._read_again(member)
@@ -595,12 +594,20 @@ class Fleet:
         else:
             await self._read_load(member)
 
-    def _left(self, member: Member) -> bool:
+    def _note_failed_probe(
+        self, member: Member, reason: str, *, gone: bool = False, doubt: bool = False
+    ) -> None:
+        member.failures += 1
+        if gone or member.failures >= self._config.health.failures or not member.probed:
+            self._eject(member, reason, gone=gone, doubt=doubt)
+
+    def _was_removed(self, member: Member) -> bool:
         """Whether the member was removed in the meantime: its first probe is not cancelled."""
         return self._members.get(member.spec.name) is not member
 
-    def _excused(self, member: Member, began: float) -> bool:
-        """Whether a probe failed because our own event loop was late, not the engine."""
+    def _excuse(self, member: Member, began: float) -> bool:
+        """Whether a probe failed because our own event loop was late, not the engine; counts it
+        then."""
         late = self._service.loop_late_since(began)
         if late < _LATE * self._config.health.timeout_s or member.excused >= _MOST_EXCUSED:
             return False
@@ -628,51 +635,30 @@ class Fleet:
 
     async def _join(self, member: Member) -> None:
         """The engine responds: read its facts, register it, follow its events."""
-        spec, first = member.spec, member.worker is None
-        back = member.problem is not None
+        spec, back = member.spec, member.problem is not None
         facts = await self._engines.facts(spec)
-        if self._left(member):
+        if self._was_removed(member):
             return
-        if not member.gone and facts.engine_id in (None, member.facts.engine_id):
-            # The same process: a reading that failed is no reason to lose what is known.
-            known = replace(member.facts, adapters=()) if facts.models else member.facts
-            facts = facts.or_else(known)
+        facts = _complete_facts(member, facts)
         try:
-            worker = build_worker(
-                spec, facts, model=self._config.model_name, block_size=self._config.block_size
-            )
-            worker = _with_pairs(worker, member.pairs)
-            sources = event_sources(spec, facts, worker)
-            use_events = self._service.router.config.use_kv_events
-            if not use_events:
-                sources, worker = [], replace(worker, kv_events=False)
+            worker, sources = self._described(member, facts)
+            if worker != member.worker:
+                applied = self._service.upsert_worker(worker)
+                if not applied.ok:
+                    raise WorkerSpecError(applied.message)
         except WorkerSpecError as error:
             self._reject(member, str(error))
             return
-        # An id that was not read before, as at a late first contact, is no restart.
-        restarted = facts.engine_id != member.facts.engine_id and member.facts.engine_id is not None
-        old = member.worker
-        changed = worker != old
-        # Names come and go in a process whose caches stay.
-        renamed = changed and old is not None and worker == _with_names_of(worker, old)
-        if changed:
-            applied = self._service.upsert_worker(worker)
-            if not applied.ok:
-                self._reject(member, applied.message)
-                return
-        moved = facts.kv_events != member.facts.kv_events
-        if restarted or member.gone:
+        if _is_new_process(member, facts):
             member.tokenize = None
+        first = member.worker is None
+        starts_over = self._starts_over(member, facts, worker, sources)
         member.facts, member.worker, member.problem = facts, worker, None
         self._note_kind(member)
         member.load_at = 0.0
         member.facts_at = self._service.clock() + max(_FACTS_S, len(self) / _METRICS_A_SECOND)
         member.bootstrap = bootstrap_address(spec, facts)
-        unnoticed = self._restarts(member) == member.restarts_seen
-        renewed = (restarted or member.gone) and unnoticed
-        # What was estimated of this process stays when its facts become more complete.
-        estimated = old is not None and not old.kv_events and not sources
-        if first or renewed or (((changed and not renamed) or moved) and not estimated):
+        if starts_over:
             self._follow(member, sources)
         member.gone = False
         self._service.clear_condition(codes.WORKER_UNREACHABLE, spec.name)
@@ -680,18 +666,49 @@ class Fleet:
         differs = contradictions(
             spec, facts, model=self._config.model_name, block_size=self._config.block_size
         )
-        if differs is None:
-            self._service.clear_condition(codes.SPEC_DIFFERS_FROM_ENGINE, spec.name)
-        else:
-            self._service.set_condition(codes.SPEC_DIFFERS_FROM_ENGINE, spec.name, differs)
+        self.hold_condition(codes.SPEC_DIFFERS_FROM_ENGINE, spec.name, differs)
         self._regroup(member, worker)
         self._show(member)
         if back:
             how = "first contact" if first else "back"
             _log.info("worker %s (%s, %s): %s", spec.name, worker.role.value, worker.model, how)
-        if not member.probed:
-            member.probed = True
+        member.probed = True
         await self._read_load(member)
+
+    def _described(self, member: Member, facts: EngineFacts) -> tuple[Worker, list[KvEventSource]]:
+        """The worker of an engine and the sources of its events. Raises WorkerSpecError."""
+        worker = build_worker(
+            member.spec, facts, model=self._config.model_name, block_size=self._config.block_size
+        )
+        worker = _with_pairs(worker, member.pairs)
+        sources = event_sources(member.spec, facts, worker)
+        if not self._service.router.config.use_kv_events:
+            return replace(worker, kv_events=False), []
+        return worker, sources
+
+    def _starts_over(
+        self, member: Member, facts: EngineFacts, worker: Worker, sources: Sequence[KvEventSource]
+    ) -> bool:
+        """Whether the engine's index starts empty: what is known of its caches is not true of it
+        any more. The member is as it was before this reading."""
+        old = member.worker
+        if old is None:
+            return True
+        if _is_new_process(member, facts) and self._restarts(member) == member.restarts_seen:
+            return True
+        if not old.kv_events and not sources:
+            # What was estimated of this process stays when its facts become more complete.
+            return False
+        # Names come and go in a process whose caches stay.
+        renamed = replace(old, aliases=worker.aliases, adapters=worker.adapters)
+        return worker != renamed or facts.kv_events != member.facts.kv_events
+
+    def hold_condition(self, code: str, subject: str, message: str | None) -> None:
+        """Report a condition; None: it ends."""
+        if message is None:
+            self._service.clear_condition(code, subject)
+        else:
+            self._service.set_condition(code, subject, message)
 
     def _reject(self, member: Member, reason: str) -> None:
         """The engine answers, but cannot be registered as it is."""
@@ -868,9 +885,19 @@ def _token_ids(raw: bytes) -> list[int] | None:
     return tokens
 
 
-def _with_names_of(worker: Worker, old: Worker) -> Worker:
-    """The old worker with the other names and the adapters of this one."""
-    return replace(old, aliases=worker.aliases, adapters=worker.adapters)
+def _is_new_process(member: Member, facts: EngineFacts) -> bool:
+    """Whether another process responds than before. An id that was not read before, as at a late
+    first contact, is no restart."""
+    known = member.facts.engine_id
+    return member.gone or (known is not None and facts.engine_id != known)
+
+
+def _complete_facts(member: Member, facts: EngineFacts) -> EngineFacts:
+    """The facts with what is known of the same process: a reading that failed does not lose it."""
+    if member.gone or facts.engine_id not in (None, member.facts.engine_id):
+        return facts
+    known = replace(member.facts, adapters=()) if facts.models else member.facts
+    return facts.or_else(known)
 
 
 def _with_pairs(worker: Worker, pairs: bool | None) -> Worker:

@@ -56,20 +56,24 @@ class TokenizerCheck:
 
     async def run(self) -> None:
         """Read the engines that are not read yet, and set or end the conditions."""
+        names = {member.spec.name for member in self._fleet}
+        for name in self._readings.keys() - names:
+            del self._readings[name]
         models: dict[str, list[Member]] = {}
         for member in self._fleet:
             if member.worker is not None and member.problem is None:
                 models.setdefault(member.worker.model, []).append(member)
-        names = {member.spec.name for member in self._fleet}
-        self._readings = {name: one for name, one in self._readings.items() if name in names}
         for model, members in models.items():
-            readings = [await self._read(member, model) for member in members]
-            known = [reading for reading in readings if reading.ids]
-            self._hold(codes.NO_TOKENIZER, model, self._missing(model, readings))
-            if known or all(member.tokenize is False for member in members):
-                difference = _difference_of_engines(model, known)
-                self._hold(codes.ENGINE_TOKENIZERS_DIFFER, model, difference)
-                self._hold(codes.TOKENIZER_DIFFERS, model, await self._difference(model, known))
+            await self._check(model, members)
+
+    async def _check(self, model: str, members: Sequence[Member]) -> None:
+        readings = [await self._read(member, model) for member in members]
+        known = [reading for reading in readings if reading.ids]
+        hold = self._fleet.hold_condition
+        hold(codes.NO_TOKENIZER, model, self._missing(model, readings))
+        if known or all(member.tokenize is False for member in members):
+            hold(codes.ENGINE_TOKENIZERS_DIFFER, model, _difference_of_engines(model, known))
+            hold(codes.TOKENIZER_DIFFERS, model, await self._difference(model, known))
 
     async def _read(self, member: Member, model: str) -> Reading:
         """The engine's reading, without ids where it has no ``/tokenize`` or did not answer."""
@@ -116,10 +120,10 @@ class TokenizerCheck:
         ours, problem = await self._own_ids(model)
         engines, difference = [], problem
         for reading in readings:
-            found = problem or _first_difference(ours, reading.ids, "here", "there")
-            if found:
+            differs = problem or _first_difference(ours, reading.ids, "here", "there")
+            if differs:
                 engines.append(reading.engine)
-                difference = difference or found
+                difference = difference or differs
         if not engines:
             return None
         return (
@@ -138,12 +142,6 @@ class TokenizerCheck:
                 if what != "messages":
                     return ids, str(error)
         return ids, ""
-
-    def _hold(self, code: str, model: str, message: str | None) -> None:
-        if message is None:
-            self._service.clear_condition(code, model)
-        else:
-            self._service.set_condition(code, model, message)
 
 
 def _unread(ids: Mapping[str, Sequence[int]], statuses: Mapping[str, int | None]) -> frozenset[str]:
