@@ -166,15 +166,14 @@ def _stream(
 def _observed(options: GlobalOptions, urls: Sequence[str], seconds: int, path: Path) -> str:
     from dynctl.adapters.dynamo.planes import namespace, open_planes
     from dynctl.serving.routing.config import FrontendConfig, Limits
-    from dynctl.serving.services.observe_server import record_deployment
+    from dynctl.serving.services.observe_server import Observed, record_deployment
     from dynctl.sources.dynamo.beside import BesideDynamo
 
+    beside = BesideDynamo(options, tuple(urls), None, None)
     record_deployment(
         FrontendConfig(decision_memory_bytes=0, limits=Limits(drain_s=0.0)),
         path,
-        open_planes=lambda: open_planes(options),
-        namespace=namespace(options),
-        beside=BesideDynamo(options, tuple(urls), None, None),
+        Observed(lambda: open_planes(options), namespace(options), beside),
         max_bytes=_MOST_BYTES,
         seconds=seconds,
     )

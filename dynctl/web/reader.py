@@ -19,7 +19,7 @@ from dynctl.documents.decisions import DecisionList, PastDecision
 from dynctl.documents.fleet_load import FleetLoad
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.snapshot import TopFrame
-from dynctl.serving.http.server import Frontend
+from dynctl.serving.http.process import ServingProcess
 from dynctl.serving.http.shared_router import shared_fleet
 from dynctl.serving.remote.routing import RouterLost
 from dynctl.serving.routing.service_health import HEALTH_AGE_S
@@ -39,16 +39,17 @@ _READ_S: Final = 5.0
 class OwnReader:
     """A :class:`FrontendReader` of the process that it runs in."""
 
-    def __init__(self, frontend: Frontend) -> None:
+    def __init__(self, process: ServingProcess) -> None:
         self.name = "this frontend"
-        self._frontend = frontend
+        self._service = process.service
+        self._operators = process.administration
+        self._link = process.core.routing.link
 
     async def fleet(self, cards: str | None) -> FleetLoad:
-        frontend = self._frontend
-        await frontend.service.refresh_health(HEALTH_AGE_S)
-        if frontend.link is None:
-            return await in_turns(frontend.feed.steps(cards))
-        return await shared_fleet(frontend.link, frontend.feed, cards)
+        await self._service.refresh_health(HEALTH_AGE_S)
+        if self._link is None:
+            return await in_turns(self._operators.feed.steps(cards))
+        return await shared_fleet(self._link, self._operators.feed, cards)
 
     async def decisions(
         self, since: int, limit: int, wait: int, process: str = "", ends: int | None = None
@@ -59,23 +60,22 @@ class OwnReader:
         query |= {} if ends is None else {"ends": str(ends)}
         path = "/v1/decisions?" + "&".join(f"{name}={value}" for name, value in query.items())
         found = await self._of_the_router(path, DecisionList)
-        return found or await self._frontend.admin.decision_list(query)
+        return found or await self._operators.admin.decision_list(query)
 
     async def decision(self, wanted: str) -> RouteResult:
         """A past decision; raises HttpError (400, 404)."""
         path = f"/v1/decisions/{quote(wanted, safe='')}"
-        return await self._of_the_router(path, PastDecision) or self._frontend.admin.past(wanted)
+        return await self._of_the_router(path, PastDecision) or self._operators.admin.past(wanted)
 
     async def config(self) -> ConfigDocument:
         found = await self._of_the_router("/v1/config", ConfigDocument)
-        return found or self._frontend.admin.settings()
+        return found or self._operators.admin.settings()
 
     async def _of_the_router(self, path: str, kind: type[Document]) -> Document | None:
         """A document of the router in another process; None without one, or while it is lost."""
-        link = self._frontend.link
-        if link is not None:
+        if self._link is not None:
             with suppress(RouterLost, WireError):
-                status, body = await link.read(path, _READ_S)
+                status, body = await self._link.read(path, _READ_S)
                 if status == 200:
                     return decode(body, kind)
         return None

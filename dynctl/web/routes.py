@@ -23,7 +23,7 @@ from dynctl.findings.catalogue import all_codes
 from dynctl.findings.pages import page as code_page
 from dynctl.serving.http.auth import is_operator
 from dynctl.serving.http.bodies import bodies_of
-from dynctl.serving.http.server import Frontend
+from dynctl.serving.http.process import ServingProcess
 from dynctl.serving.routing.refusal import HttpError
 from dynctl.web.page import View, explain_page, finding_page, page, problem_page, rate_tiles
 from dynctl.web.reader import OwnReader, Readings
@@ -54,18 +54,18 @@ _STATIC: Final = {
 }
 
 
-def page_routes(frontend: Frontend) -> list[web.RouteDef]:
+def page_routes(process: ServingProcess) -> list[web.RouteDef]:
     """The endpoints of the page."""
-    return WebPage(frontend).routes()
+    return WebPage(process).routes()
 
 
 class WebPage:
     """The handlers of one application."""
 
-    def __init__(self, frontend: Frontend) -> None:
-        self._frontend = frontend
-        self._token = frontend.config.api_token
-        self._readings = Readings(OwnReader(frontend), "this frontend", wall=frontend.service.wall)
+    def __init__(self, process: ServingProcess) -> None:
+        self._process = process
+        self._token = process.config.api_token
+        self._readings = Readings(OwnReader(process), "this frontend", wall=process.service.wall)
         #: The views of the last frame.
         self._views: OrderedDict[tuple[View, bool], str] = OrderedDict()
         self._viewed: object = None
@@ -145,7 +145,7 @@ class WebPage:
             text = "Wrong token." if offered else "The token is required."
             return _html(problem_page("Sign in", text, sign_in=True), 401)
         answer = _to_the_page()
-        until = int(self._frontend.service.wall()) + SESSION_S
+        until = int(self._process.service.wall()) + SESSION_S
         answer.set_cookie(
             _cookie_name(http),
             f"{until}.{self._signature(until)}",
@@ -180,7 +180,7 @@ class WebPage:
             return False
         expected = self._signature(int(until))
         valid = hmac.compare_digest(signature.encode("utf-8", "surrogateescape"), expected.encode())
-        now = self._frontend.service.wall()
+        now = self._process.service.wall()
         return valid and now < int(until) <= now + SESSION_S + 60
 
     def _seen(self, handler: Handler) -> Handler:

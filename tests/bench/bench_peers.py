@@ -22,7 +22,8 @@ from pathlib import Path
 
 import uvloop
 
-from dynctl.serving.http.server import Frontend
+from dynctl.serving.http.process import ServingProcess
+from dynctl.serving.http.server import build_frontend
 from dynctl.serving.routing.config import FrontendConfig
 from dynctl.simulation.engine.cache_events import (
     Stored,
@@ -55,12 +56,12 @@ def config(workers: tuple[str, ...], *peers: str) -> FrontendConfig:
     )
 
 
-def held(frontend: Frontend) -> int:
+def held(frontend: ServingProcess) -> int:
     router = frontend.service.router
     return sum(router.cached_blocks(slot) for slot in range(router.registry.capacity))
 
 
-async def settled(frontend: Frontend) -> None:
+async def settled(frontend: ServingProcess) -> None:
     """Until no stream reads what its engine cached before, and everything read is applied."""
     runtime, router = frontend.fleet.index, frontend.service.router
 
@@ -89,7 +90,7 @@ async def serve(batches: int) -> None:
         for number in range(ENGINES)
     ]
     workers = tuple(f"{engine.url},name=w{n}" for n, engine in enumerate(engines))
-    first = Frontend(config(workers))
+    first = build_frontend(config(workers))
     await first.start()
     await settled(first)
     for at in range(batches):
@@ -128,7 +129,7 @@ class Start:
 
 async def start(other: int, workers: tuple[str, ...], *peers: str) -> Start:
     began, own_cpu, other_cpu = time.perf_counter(), time.process_time(), cpu_of(other)
-    frontend = Frontend(config(workers, *peers))
+    frontend = build_frontend(config(workers, *peers))
     await frontend.start()
     ready = time.perf_counter() - began
     await settled(frontend)

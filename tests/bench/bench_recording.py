@@ -28,6 +28,7 @@ from router_core import (
     KvEvent,
     LoadReported,
     ModelRuntimeConfig,
+    Router,
     RoutingRequest,
     Worker,
 )
@@ -51,7 +52,7 @@ class Traffic:
         self._beginnings = [[self._random.getrandbits(64) for _ in range(half)] for _ in range(20)]
         self._held: deque[tuple[int, list[int]]] = deque()
         self.count = 0
-        self.service = RoutingService(learns=False)
+        self.service = RoutingService(router=Router(exact_reuse=True))
         for number in range(WORKERS):
             runtime = ModelRuntimeConfig(total_kv_blocks=1_000_000)
             self.service.upsert_worker(

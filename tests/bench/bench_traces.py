@@ -17,7 +17,7 @@ from dynctl.adapters.otlp import BATCH, SpanExport, collector_url
 from dynctl.serving.routing.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.serving.telemetry.traces import Traces
-from router_core import ModelRuntimeConfig, RoutingPlan, RoutingRequest, Worker
+from router_core import ModelRuntimeConfig, Router, RoutingPlan, RoutingRequest, Worker
 from tests.bench.harness import Row, alternate, bench_parser, print_table, row
 
 WORKERS = 8
@@ -44,7 +44,7 @@ class Requests:
     """Requests that are all decided the same."""
 
     def __init__(self) -> None:
-        self.service = RoutingService(learns=False)
+        self.service = RoutingService(router=Router(exact_reuse=True))
         for number in range(WORKERS):
             runtime = ModelRuntimeConfig(total_kv_blocks=100_000)
             worker = Worker(number + 1, f"w{number}", "m", runtime_config=runtime)

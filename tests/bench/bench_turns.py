@@ -16,7 +16,7 @@ from unittest.mock import Mock
 
 from dynctl.serving.engines.fleet import Member
 from dynctl.serving.engines.worker_spec import WorkerSpec
-from dynctl.serving.http.server import Frontend
+from dynctl.serving.http.server import build_frontend
 from dynctl.serving.routing.config import FrontendConfig
 from router_core import LoadReported, ModelRuntimeConfig, Worker
 from tests.bench.harness import Row, bench_parser, print_table, row
@@ -48,7 +48,7 @@ def worker(number: int) -> Worker:
 
 
 async def measure(workers: int, calls: int) -> list[Row]:
-    frontend = Frontend(FrontendConfig(port=0, log_level="error"), inference=False)
+    frontend = build_frontend(FrontendConfig(port=0, log_level="error"))
     service, fleet = frontend.service, frontend.fleet
     for number in range(1, workers + 1):
         one = worker(number)
@@ -67,13 +67,16 @@ async def measure(workers: int, calls: int) -> list[Row]:
         await asyncio.sleep(0)
         assert service.upsert_worker(worker(5)).ok
 
-    first, next_one = Mock(query={}), Mock(query={"cards": frontend.feed.read().cards})
+    first, next_one = (
+        Mock(query={}),
+        Mock(query={"cards": frontend.administration.feed.read().cards}),
+    )
     jobs: dict[str, Callable[[], Awaitable[Any]]] = {
         "health": health,
-        "GET /v1/workers": lambda: frontend.control.workers(first),
-        "GET /v1/fleet, next reading": lambda: frontend.feed.handle(next_one),
-        "GET /v1/fleet, first reading": lambda: frontend.feed.handle(first),
-        "GET /metrics": lambda: frontend.metrics.handle(first),
+        "GET /v1/workers": lambda: frontend.administration.control.workers(first),
+        "GET /v1/fleet, next reading": lambda: frontend.administration.feed.handle(next_one),
+        "GET /v1/fleet, first reading": lambda: frontend.administration.feed.handle(first),
+        "GET /metrics": lambda: frontend.administration.metrics.handle(first),
         "a worker leaves and joins": leave_and_join,
     }
     rows: list[Row] = []

@@ -22,7 +22,7 @@ from pathlib import Path
 import uvloop
 
 from dynctl.adapters.zmq.kv_event_source import KvEventSource
-from dynctl.serving.http.server import Frontend
+from dynctl.serving.http.server import build_frontend
 from dynctl.serving.http.start import settle_garbage_collector
 from dynctl.serving.routing.config import FrontendConfig
 from dynctl.serving.telemetry.observers import RequestRecord
@@ -103,14 +103,13 @@ class Inbox(asyncio.Protocol):
 
 
 class ScaleRouter:
-    """A `Frontend` without inference, whose workers exist on the generator's side only."""
+    """A frontend whose workers exist on the generator's side only."""
 
     def __init__(self, workers: int, endpoints: list[str]) -> None:
         self._fleet = Fleet(workers)
         self._endpoints = endpoints
-        self.frontend = Frontend(
-            FrontendConfig(port=0, index_memory_bytes=16 << 30, log_level="error"),
-            inference=False,
+        self.frontend = build_frontend(
+            FrontendConfig(port=0, index_memory_bytes=16 << 30, log_level="error")
         )
         self._service = self.frontend.service
         self._ids = list(range(1, workers + 1))

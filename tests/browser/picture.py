@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.browser.chromium import chromium
-from tests.dynctl.serving.fleets import WORDS, FrontendWithPage, Site, site, zone
+from tests.dynctl.serving.fleets import WORDS, Site, frontend_with_page, site, zone
 
 _PICTURE: Final = Path("docs/web-page.png")
 _SECONDS: Final = 40.0
@@ -43,7 +43,7 @@ async def _chat(fleet: Site, client: int) -> None:
 async def draw() -> None:
     """Write the picture; takes about a minute."""
     with tempfile.TemporaryDirectory() as folder:
-        async with site(_ENGINES, kind=FrontendWithPage) as fleet, chromium(Path(folder)) as tab:
+        async with site(_ENGINES, kind=frontend_with_page) as fleet, chromium(Path(folder)) as tab:
             await tab.size(1280, 1330)
             await tab.open(fleet.url("/ui"))
             clients = [asyncio.create_task(_chat(fleet, one)) for one in range(_CLIENTS)]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser.chromium import chromium
-from tests.dynctl.serving.fleets import SLOW_HEALTH, FrontendWithPage, site, zone
+from tests.dynctl.serving.fleets import SLOW_HEALTH, frontend_with_page, site, zone
 from tests.waiting import until
 
 pytestmark = pytest.mark.browser
@@ -26,7 +26,7 @@ ENGINES = [
 @asynccontextmanager
 async def shown(directory: Path, engines=ENGINES, **values):
     """A fleet with a few decisions, and a browser."""
-    async with site(engines, health=SLOW_HEALTH, kind=FrontendWithPage, **values) as fleet:
+    async with site(engines, health=SLOW_HEALTH, kind=frontend_with_page, **values) as fleet:
         headers = {"authorization": f"Bearer {values['api_token']}"} if values else {}
         for number in range(6):
             body = {"model": "demo", "messages": [{"role": "user", "content": f"{number} words"}]}

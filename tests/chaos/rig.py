@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import aiohttp
 
-from dynctl.serving.http.server import Frontend
+from dynctl.serving.http.server import build_frontend
 from dynctl.serving.routing.config import FrontendConfig, HealthConfig, Limits
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.engine.process import RunningEngine, start_engine
@@ -243,7 +243,7 @@ async def rig(settings: Mapping[str, Any]) -> AsyncIterator[Rig]:
             "health": HealthConfig(interval_s=0.2, timeout_s=slowdown()),
             **settings,
         }
-        frontend = Frontend(
+        frontend = build_frontend(
             FrontendConfig(port=0, workers=(spec, *others), model_path=DEMO_MODEL_DIR, **values)
         )
         await frontend.start()

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from dynctl.serving.http.openapi import openapi_document
-from dynctl.serving.http.server import Frontend
+from dynctl.serving.http.process import ServingProcess
+from dynctl.serving.http.server import build_frontend
 from dynctl.serving.routing.config import FrontendConfig
-from dynctl.serving.services.router_server import RouterProcess
+from dynctl.serving.services.router_server import build_router
 from tests.docs.cli_page import cli_page
 from tests.docs.compatibility_page import compatibility_page
 from tests.docs.grafana import dashboard_json
@@ -22,9 +23,9 @@ from tests.docs.seeds_page import seeds_page
 from tests.docs.settings_table import settings_tables
 
 
-def openapi_json(kind: type[Frontend]) -> str:
+def openapi_json(build: Callable[[FrontendConfig], ServingProcess]) -> str:
     """The OpenAPI document of a process with the defaults."""
-    process = kind(FrontendConfig())
+    process = build(FrontendConfig())
     document = openapi_document(process.build_app(), process.title)
     return json.dumps(document, indent=1) + "\n"
 
@@ -53,8 +54,8 @@ FILES: Final[Mapping[Path, Callable[[], str]]] = {
     DOCS / "grafana" / "dynctl.json": dashboard_json,
     DOCS / "prometheus" / "rules.yaml": rules_yaml,
     DOCS / "deploy" / "dynctl.1": man_page,
-    DOCS / "openapi" / "frontend.json": lambda: openapi_json(Frontend),
-    DOCS / "openapi" / "router.json": lambda: openapi_json(RouterProcess),
+    DOCS / "openapi" / "frontend.json": lambda: openapi_json(build_frontend),
+    DOCS / "openapi" / "router.json": lambda: openapi_json(build_router),
 }
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ async def behind_envoy(
     given = {"picker": PickerConfig(port=0, health_port=0), **given}
     async with picker_site(engines, **given) as site:
         await site.connected()
-        port = site.frontend.picker_port
+        port = site.part.picker_port
         gateway = await asyncio.to_thread(
             lambda: start_gateway(group, group.directory, port, **(envoy or {}))
         )
@@ -104,7 +104,7 @@ async def test_body_modes(
         assert len(found["decisions"]) == 4
         async with site.client.get(gateway.url + "/v1/models") as answer:
             assert answer.status == 200
-        await until(lambda: not site.frontend.inference.in_flight)
+        await until(lambda: not site.frontend.core.inference.in_flight)
 
 
 async def test_a_long_body_arrives_whole(group: ProcessGroup) -> None:
@@ -152,9 +152,7 @@ async def test_a_subset_is_honoured(group: ProcessGroup) -> None:
         nothing = ["10.9.9.9:1"]
         for subset in ([at], f"10.9.9.9:1,{at}", nothing):
             start = partial(start_gateway, subset=subset)
-            gateway = await asyncio.to_thread(
-                start, group, group.directory, site.frontend.picker_port
-            )
+            gateway = await asyncio.to_thread(start, group, group.directory, site.part.picker_port)
             for _ in range(3):
                 status, raw, _ = await ask(site, gateway)
                 if subset == nothing:
@@ -202,7 +200,7 @@ async def test_a_client_that_leaves_frees_its_booking(
             await answer.content.readany()
             assert site.load()["a"][:2] == (1, 0)
         await site.idle()
-        await until(lambda: not site.frontend.inference.in_flight)
+        await until(lambda: not site.frontend.core.inference.in_flight)
 
 
 async def test_prefill_and_decode(group: ProcessGroup) -> None:
@@ -275,7 +273,7 @@ async def test_the_configuration_of_the_page(group: ProcessGroup) -> None:
     (text,) = [one for one in blocks if one.startswith("static_resources")]
     async with picker_site(TWO) as site:
         port = free_port()
-        text = text.replace("9002", str(site.frontend.picker_port)).replace("8000", str(port))
+        text = text.replace("9002", str(site.part.picker_port)).replace("8000", str(port))
         shown = yaml.safe_load(text)
         admin = configuration(port, free_port(), 1)["admin"]
         gateway = await asyncio.to_thread(

@@ -18,7 +18,7 @@ import msgspec
 
 from dynctl.serving.epp.exchange import Exchange
 from dynctl.serving.epp.grpc_server import Code
-from dynctl.serving.epp.process import EndpointPicker
+from dynctl.serving.epp.process import GatewayPart, build_picker
 from dynctl.serving.routing.config import Limits, PickerConfig
 from dynctl.wire.envoy import ext_proc
 from dynctl.wire.envoy.schema import DecodeError, message
@@ -323,9 +323,8 @@ async def fuzz_gateway(streams: int, seed: int) -> Outcomes:
     outcomes, grammar = Outcomes(), Grammar(seed)
     options = PickerConfig(port=0, health_port=0, tls=False)
     engines = [{"name": "a"}, {"name": "b"}]
-    async with site(engines, kind=EndpointPicker, picker=options, limits=_LIMITS) as found:
-        assert isinstance(found.frontend, EndpointPicker)
-        picker = found.frontend.picker
+    async with site(engines, kind=build_picker, picker=options, limits=_LIMITS) as found:
+        picker = found.frontend.part(GatewayPart).picker
         running: list[_Call] = []
         for number in range(streams):
             call = await _stream(picker, grammar.stream(), outcomes, f"stream {number}")
@@ -338,7 +337,7 @@ async def fuzz_gateway(streams: int, seed: int) -> Outcomes:
             _close(call)
         await found.idle()
         async with asyncio.timeout(_BOUNDED_S):
-            while found.frontend.inference.in_flight:  # noqa: ASYNC110
+            while found.frontend.core.inference.in_flight:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         if picker.held or len(picker):
             outcomes.defects.append(f"{picker.held} bytes and {len(picker)} streams are left")

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from dynctl.adapters.otlp import collector_url
-from dynctl.serving.http.server import Frontend
+from dynctl.serving.http.server import build_frontend
 from dynctl.serving.routing.config import FrontendConfig, ReplicaConfig
 from dynctl.tokenization import DEMO_MODEL_DIR
 from router_core import RouterConfig
@@ -158,7 +158,7 @@ async def live_fleet() -> AsyncIterator[tuple[Site, list[str]]]:
             "replicas": ReplicaConfig(bind=replicas[0], peers=(replicas[1],)),
         }
         async with site(ENGINES, health=SLOW_HEALTH, **settings) as fleet:
-            other = Frontend(
+            other = build_frontend(
                 FrontendConfig(
                     port=0,
                     workers=fleet.frontend.config.workers,

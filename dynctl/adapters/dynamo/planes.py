@@ -107,12 +107,14 @@ def open_planes(
     response_port: int = 0,
     serving: bool = False,
     durable: RouterConsumer | None = None,
+    on_lost: Callable[[str | None], None] = lambda problem: None,
 ) -> Planes:
     """The planes that the options name, not connected yet. Needs a running event loop.
 
     ``response_port``: where responses of workers arrive; 0: a free port. ``serving``: the memory of
     this process may be the discovery backend. ``durable``: the consumers of a router that reads
-    streams of NATS JetStream.
+    streams of NATS JetStream. ``on_lost`` gets the problem of the way to all workers over NATS,
+    None when it is open again.
 
     Raises UsageProblem, or Unreachable where a credential plugin of a kubeconfig fails.
     """
@@ -131,7 +133,7 @@ def open_planes(
     events = _EventPlanes(options, durable)
     requests = TcpRequestPlane(
         advertised_host=_response_host(),
-        nats=lambda: _messenger(options, lambda problem: requests.on_lost(problem)),
+        nats=lambda: _messenger(options, on_lost),
         limits=RequestLimits(port=response_port),
     )
     return Planes(discovery.title, discovery, events.of, requests, events.opened)

@@ -112,8 +112,6 @@ class TcpRequestPlane:
             strangers=limits.strangers, handshake_s=limits.handshake_s, port=limits.port
         )
         self._workers: dict[tuple[str, int], _Worker] = {}
-        #: Gets the problem of the way to all workers over NATS, None when it is open again.
-        self.on_lost: Callable[[str | None], None] = lambda problem: None
 
     @property
     def calls(self) -> CallHomeCounts:

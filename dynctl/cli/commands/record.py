@@ -113,15 +113,14 @@ def _record(options: GlobalOptions, path: Path, lasts: int | None, most: int) ->
             )
     from dynctl.adapters.dynamo.planes import namespace, open_planes
     from dynctl.serving.routing.config import FrontendConfig, Limits
-    from dynctl.serving.services.observe_server import record_deployment
+    from dynctl.serving.services.observe_server import Observed, record_deployment
     from dynctl.sources.dynamo.beside import BesideDynamo
 
+    beside = BesideDynamo(options, urls, None, None)
     record_deployment(
         FrontendConfig(decision_memory_bytes=0, limits=Limits(drain_s=0.0)),
         path,
-        open_planes=lambda: open_planes(options),
-        namespace=namespace(options),
-        beside=BesideDynamo(options, urls, None, None),
+        Observed(lambda: open_planes(options), namespace(options), beside),
         max_bytes=most,
         seconds=lasts,
     )

@@ -360,7 +360,7 @@ def observe(
     """
     from dynctl.adapters.dynamo.planes import backend, namespace, open_planes
     from dynctl.serving.routing.config import FrontendConfig, Limits
-    from dynctl.serving.services.observe_server import run_observer
+    from dynctl.serving.services.observe_server import Observed, run_observer
     from dynctl.sources.dynamo.beside import BesideDynamo
     from dynctl.sources.named import frontends
     from dynctl.web.routes import page_routes
@@ -394,9 +394,7 @@ def observe(
     return int(
         run_observer(
             config,
-            open_planes=lambda: open_planes(options),
-            namespace=namespace(options),
-            beside=beside,
+            Observed(lambda: open_planes(options), namespace(options), beside),
             extra_routes=(page_routes,),
         )
     )

@@ -63,6 +63,14 @@ _ROUTER_ENDPOINT: Final = "router-discovery"
 _LOADING: Final = "the files of its model are not read yet"
 
 
+Obstacle = Callable[[RegisteredWorker], str | None]
+"""Why a worker cannot get requests in the way that a process sends them; None: it can."""
+
+
+def no_obstacle(_item: RegisteredWorker) -> str | None:
+    return None
+
+
 @dataclass(slots=True)
 class _Model:
     """The files that worker sets of a model have in common. ``subject``: of their condition."""
@@ -83,6 +91,7 @@ class DynamoFleet(Fleet):
         config: FrontendConfig,
         planes: Planes,
         dynamo: DynamoConfig,
+        obstacle: Obstacle = no_obstacle,
     ) -> None:
         super().__init__(service, upstream, config)
         self.observer = Observer(
@@ -117,8 +126,7 @@ class DynamoFleet(Fleet):
         #: Worker set -> the version of the card that was accepted first.
         self._accepted: dict[str, str] = {}
         self._reported: set[str] = set()
-        #: Why a worker cannot get requests in the way that this process sends them.
-        self.obstacle: Callable[[RegisteredWorker], str | None] = lambda item: None
+        self._obstacle = obstacle
         #: Shares load with the routers of the deployment; None without replica sync.
         self._sync: FleetSync | None = None
         self._registration: Registration | None = None
@@ -351,7 +359,7 @@ class DynamoFleet(Fleet):
         if reason is None and model is not None:
             reason = model.problem
         item = self._workers.get(worker.worker_id)
-        obstacle = None if item is None else self.obstacle(item)
+        obstacle = None if item is None else self._obstacle(item)
         if obstacle is not None:
             reason = obstacle
         if reason is None and member.gone:

@@ -106,7 +106,7 @@ class FleetSync(SharedBookings):
         self._pool_of: dict[int, EndpointId] = {}
         self._routers: dict[EventChannel, _Router] = {}
         self._failed: set[EndpointId] = set()
-        service.sharing = self
+        service.share_load(self)
 
     # -- the deployment ------------------------------------------------------------------------
 

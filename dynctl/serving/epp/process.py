@@ -10,22 +10,29 @@ import asyncio
 import ipaddress
 import logging
 import shutil
+import socket
 import subprocess
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from dynctl.adapters.dynamo.model_files import host_of
 from dynctl.health.deployment import RegisteredWorker
-from dynctl.serving.dynamo.fleet import DynamoFleet
+from dynctl.serving.dynamo.fleet import no_obstacle
 from dynctl.serving.epp.exchange import Picker
 from dynctl.serving.epp.grpc_server import Call, Code, GrpcLimits, GrpcServer, Method
 from dynctl.serving.epp.pool import PoolFollower
 from dynctl.serving.http.connections import FEW, Certificate, CertificateError, descriptors
-from dynctl.serving.http.server import Frontend, run
+from dynctl.serving.http.core import ProcessCore, build_routing
+from dynctl.serving.http.fleet_endpoints import ControlApi
+from dynctl.serving.http.parts import ProcessPart
+from dynctl.serving.http.process import Listeners, ServingProcess, run
+from dynctl.serving.http.server import administrate, build_core, common_parts
 from dynctl.serving.http.start import LOOPBACK, StartError, listen
+from dynctl.serving.http.start_log import log_start
 from dynctl.serving.routing.config import FrontendConfig, PickerConfig
 from dynctl.wire.envoy import ext_proc, health
 from dynctl.wire.envoy.health import Serving
@@ -42,101 +49,118 @@ _OPENSSL_S: Final = 30.0
 _PROBE_BYTES: Final = 4096
 
 
-class EndpointPicker(Frontend):
-    """A frontend process that chooses workers for gateways and serves no inference."""
+def build_picker(config: FrontendConfig) -> ServingProcess:
+    """A process that chooses workers for gateways and serves no inference. Errors as
+    :func:`dynctl.serving.http.server.build_frontend`."""
+    options = config.picker
+    assert options is not None
+    direct = options.dynamo_frontend
+    # Without a host of its own the frontend is beside each worker.
+    obstacle = _no_address if direct is not None and not direct[0] else no_obstacle
+    core, dynamo = build_core(build_routing(config), obstacle)
+    administration = administrate(core, clients=False)
+    parts = common_parts(core, administration, dynamo, tokenizes=True)
+    if options.pool is not None:
+        parts.append(PoolPart(PoolFollower(core.service, core.fleet, options.pool)))
+    parts.append(GatewayPart(core, options, administration.control))
+    return ServingProcess(
+        core,
+        administration,
+        parts,
+        Listeners(config.limits),
+        title="dynctl serve router",
+        describe=partial(log_start, core, tokenizes=True),
+    )
 
-    def __init__(self, config: FrontendConfig) -> None:
-        super().__init__(config, inference=False)
-        assert config.picker is not None
-        self.options: PickerConfig = config.picker
-        self.tokenizes = True
-        direct = self.options.dynamo_frontend
+
+class PoolPart(ProcessPart):
+    """Follows the InferencePool whose pods are the workers."""
+
+    def __init__(self, pool: PoolFollower) -> None:
+        self._pool = pool
+
+    async def join(self) -> None:
+        await self._pool.start()
+
+    async def leave(self) -> None:
+        await self._pool.close()
+
+
+class GatewayPart(ProcessPart):
+    """The gRPC servers for gateways and for probes of health."""
+
+    def __init__(self, core: ProcessCore, options: PickerConfig, control: ControlApi) -> None:
+        config, limits = core.config, core.config.limits
+        self._options = options
+        self._service = core.service
+        self._fleet = core.fleet
+        self._control = control
         self.picker = Picker(
-            self.service, self.fleet, self.inference, config.limits, direct, config.client_fields
+            core.service,
+            core.fleet,
+            core.inference,
+            limits,
+            options.dynamo_frontend,
+            config.client_fields,
         )
-        if isinstance(self.fleet, DynamoFleet) and direct is not None and not direct[0]:
-            self.fleet.obstacle = _no_address
         self.health = Health(self._serving)
-        self._certificate = _certificate_of(self.options)
-        limits = GrpcLimits(
-            connections=max(1, min(config.limits.in_flight // 4, max(FEW, descriptors() // 4))),
-            header_bytes=config.limits.header_bytes,
-            message_bytes=config.limits.body_bytes + ext_proc.MOST_BESIDE_BODY,
-            held_bytes=config.limits.all_bodies_bytes + ext_proc.MOST_BESIDE_BODY,
-            greeting_s=config.limits.header_s,
-            idle_s=max(config.limits.keep_alive_s, 1.0) * 8,
-            unread_s=config.limits.unread_s,
+        self._certificate = _certificate_of(options)
+        grpc_limits = GrpcLimits(
+            connections=max(1, min(limits.in_flight // 4, max(FEW, descriptors() // 4))),
+            header_bytes=limits.header_bytes,
+            message_bytes=limits.body_bytes + ext_proc.MOST_BESIDE_BODY,
+            held_bytes=limits.all_bodies_bytes + ext_proc.MOST_BESIDE_BODY,
+            greeting_s=limits.header_s,
+            idle_s=max(limits.keep_alive_s, 1.0) * 8,
+            unread_s=limits.unread_s,
         )
         self.gateways = GrpcServer(
             {ext_proc.PROCESS: self.picker.begin, **self.health.methods()},
-            limits,
+            grpc_limits,
             self._certificate,
             held=lambda: self.picker.held,
         )
-        small = replace(limits, connections=FEW // 4, message_bytes=_PROBE_BYTES)
+        small = replace(grpc_limits, connections=FEW // 4, message_bytes=_PROBE_BYTES)
         self.probes = GrpcServer(self.health.methods(), small)
-        self.picker_port = self.options.port
-        self.health_port = self.options.health_port
-        self.pool = None
-        if self.options.pool is not None:
-            self.pool = PoolFollower(self.service, self.fleet, self.options.pool)
+        self.picker_port = options.port
+        self.health_port = options.health_port
+        self._listener: socket.socket | None = None
 
     def addresses(self) -> dict[str, Any]:
-        return {
-            **super().addresses(),
-            "picker_port": self.picker_port,
-            "health_port": self.health_port,
-        }
+        return {"picker_port": self.picker_port, "health_port": self.health_port}
 
-    async def start(self) -> None:
-        options = self.options
-        listener = listen(options.host, options.port, "--port")
-        self.picker_port = listener.getsockname()[1]
-        try:
-            if options.health_port is not None:
-                probes = listen(options.host, options.health_port, "--health-port")
-                self.health_port = probes.getsockname()[1]
-                # At once, so that a slow start is not taken for a dead process.
-                self.probes.start(probes)
-            await super().start()
-        except BaseException:
-            listener.close()
-            await self.probes.close()
-            raise
-        try:
-            self.gateways.start(listener)
-        except BaseException:
-            listener.close()
-            await self.close()
-            raise
-        tasks = self.service.tasks
+    async def open(self) -> None:
+        options = self._options
+        self._listener = listen(options.host, options.port, "--port")
+        self.picker_port = self._listener.getsockname()[1]
+        if options.health_port is not None:
+            probes = listen(options.host, options.health_port, "--health-port")
+            self.health_port = probes.getsockname()[1]
+            # At once, so that a slow start is not taken for a dead process.
+            self.probes.start(probes)
+
+    async def serve(self) -> None:
+        assert self._listener is not None
+        self.gateways.start(self._listener)
+        tasks = self._service.tasks
         tasks.start("silent gateways", self.picker.sweep)
         tasks.start("gRPC health", self.health.follow)
-        if self._certificate is not None and options.cert is not None:
+        if self._certificate is not None and self._options.cert is not None:
             tasks.start("certificate reload", self._certificate.watch)
-
-    async def _join(self) -> None:
-        await super()._join()
-        if self.pool is not None:
-            await self.pool.start()
 
     async def drain(self) -> None:
         """Not ready any more; requests that were routed end in their gateways."""
-        self.inference.draining = self.service.draining = True
         self.health.notify()
         self.gateways.drain()
-        await super().drain()
 
-    async def close(self) -> None:
-        if self.pool is not None:
-            await self.pool.close()
+    async def leave(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
         await self.gateways.close()
         await self.probes.close()
-        await super().close()
 
     def log_start(self) -> None:
-        super().log_start()
-        options = self.options
+        options = self._options
         tls = "without TLS" if self._certificate is None else "TLS"
         if self._certificate is not None and options.cert is None:
             tls = "TLS with a certificate made at this start"
@@ -156,7 +180,7 @@ class EndpointPicker(Frontend):
                 host or "each worker's address", port,
             )  # fmt: skip
             return
-        for member in self.fleet:
+        for member in self._fleet:
             host = member.spec.host
             if host != "localhost" and not _is_address(host):
                 _log.warning(
@@ -170,10 +194,10 @@ class EndpointPicker(Frontend):
             return Serving.SERVING
         if service not in ("", READINESS, ext_proc.SERVICE):
             return Serving.SERVICE_UNKNOWN
-        if not self.gateways.listening or self.service.draining:
+        if not self.gateways.listening or self._service.draining:
             return Serving.NOT_SERVING
-        models = self.service.models()
-        ready = any(self.control.readiness(name).ready for name in models)
+        models = self._service.models()
+        ready = any(self._control.readiness(name).ready for name in models)
         return Serving.SERVING if ready else Serving.NOT_SERVING
 
 
@@ -253,8 +277,8 @@ class _HealthCall:
 
 
 def run_picker(config: FrontendConfig) -> int:
-    """Serve until SIGTERM or SIGINT; the exit code. Blocks. Errors as :class:`Frontend`."""
-    return run(lambda: EndpointPicker(config), config)
+    """Serve until SIGTERM or SIGINT; the exit code. Blocks. Errors as :func:`build_picker`."""
+    return run(lambda: build_picker(config), config)
 
 
 def _certificate_of(options: PickerConfig) -> Certificate | None:

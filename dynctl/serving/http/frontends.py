@@ -170,7 +170,7 @@ class FrontendsApi:
                 "conflict",
                 "other_protocol",
             )
-        if self._selection.draining:
+        if self._service.draining:
             self._selection.admit()
         old = self._frontends.pop(name, None)
         if old is not None:

@@ -106,7 +106,6 @@ class Inference:
         self.in_flight = 0
         #: Requests whose body is complete: a client that sends slowly holds no place.
         self._working = 0
-        self.draining = False
 
     async def chat_completions(self, http: web.Request) -> web.StreamResponse:
         return await self._serve(http, "chat_completions")
@@ -340,7 +339,7 @@ class Inference:
         return base
 
     def refuse_while_draining(self) -> None:
-        if self.draining:
+        if self._service.draining:
             raise HttpError(
                 503, "the frontend is shutting down", "service_unavailable", 503,
                 headers={"retry-after": "1", "connection": "close"},

@@ -92,7 +92,6 @@ class SelectionApi:
         self._token = token
         self._reader = SelectionReader(service, body_bytes)
         self.bookings: dict[str, Booking] = {}
-        self.draining = False
 
     def __len__(self) -> int:
         return len(self.bookings)
@@ -435,7 +434,7 @@ class SelectionApi:
 
     def admit(self) -> None:
         """Raise HttpError where a further booking is refused."""
-        if self.draining:
+        if self._service.draining:
             raise HttpError(
                 503, "the router is shutting down", "service_unavailable", "draining",
                 headers={"retry-after": "1"},

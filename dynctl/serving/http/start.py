@@ -39,6 +39,28 @@ def listen(
     return listener
 
 
+class Address:
+    """Where a process listens for its clients. ``port``: that of the configuration until
+    :meth:`listen`, the bound one afterwards."""
+
+    def __init__(self, host: str, port: int, *, share: bool, tls: bool) -> None:
+        self.host = host
+        self.port = port
+        self._share = share
+        self._scheme = "https" if tls else "http"
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self._scheme}://{host}:{self.port}"
+
+    def listen(self) -> socket.socket:
+        """As :func:`listen`."""
+        listener = listen(self.host, self.port, share=self._share)
+        self.port = listener.getsockname()[1]
+        return listener
+
+
 def accept(listener: socket.socket, backlog: int) -> None:
     """Begin to accept connections on a bound socket. Raises StartError.
 

@@ -262,12 +262,12 @@ class Recorder(ServiceObserver):
         )
         self._append(start)
         self._capture()
-        service.taps = (*service.taps, self._changed)
+        service.add_tap(self._changed)
         service.observers.append(self)
 
     def _detach(self) -> None:
         service = self._service
-        service.taps = tuple(tap for tap in service.taps if tap != self._changed)
+        service.remove_tap(self._changed)
         if self in service.observers:
             service.observers.remove(self)
 

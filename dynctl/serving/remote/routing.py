@@ -486,7 +486,7 @@ class RemoteRouting(RoutingService):
     """
 
     def __init__(self, link: RouterLink, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **settings, learns=False)
+        super().__init__(*arguments, **settings)
         self.link = link
         # The frontends of one router know each other's sessions.
         self.session_secret = link.session_secret

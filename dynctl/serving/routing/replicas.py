@@ -377,7 +377,7 @@ class ReplicaSync(SharedBookings):
         self._resend_at = float("-inf")
         self._resending = False
         self._parts: deque[ReplicaMessage] = deque()
-        service.sharing = self
+        service.share_load(self)
 
     # -- what this router does -----------------------------------------------------------------
 

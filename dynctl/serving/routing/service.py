@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from dynctl.adapters.otlp import SpanExport
 from dynctl.base.quantities import chance
 from dynctl.base.tasks import Supervisor
 from dynctl.base.turns import Apart
@@ -46,7 +47,6 @@ from dynctl.serving.telemetry.traces import Traces
 from dynctl.tokenization.errors import TokenizationError
 from dynctl.wire.openai import ChatRequest, CompletionRequest
 from router_core import (
-    NO_CLASSES,
     NO_CONSTRAINTS,
     Applied,
     BlockHashes,
@@ -60,7 +60,6 @@ from router_core import (
     LoadReported,
     OutputBlock,
     Pin,
-    PolicyClasses,
     PrefillDone,
     Progressed,
     PromptHasher,
@@ -132,10 +131,10 @@ class RoutingService:
     """One router with its clock, tokenizers, conditions and observers.
 
     ``clock`` gives monotonic seconds, ``wall`` wall-clock seconds, ``sample`` numbers in [0, 1).
-    ``id_prefix`` starts every decision id; each process has another. ``learns``: the caches of
-    workers without KV events are estimated. ``prefill_model`` predicts how long prefills take.
-    ``policy_classes``: those of the router queue. ``router``: the router itself, in place of one
-    that these describe.
+    ``id_prefix`` starts every decision id; each process has another. ``prefill_model`` predicts how
+    long prefills take. ``router``: the router itself, in place of one with ``config``. ``export``
+    gets the traces of requests; None: tracing is off. ``serves_pools``: a pool of one role is
+    served (``FleetState.pools``).
     """
 
     def __init__(
@@ -148,14 +147,12 @@ class RoutingService:
         wall: Clock = time.time,
         sample: Clock = random.random,
         id_prefix: str | None = None,
-        learns: bool = True,
         prefill_model: PrefillModel | None = None,
-        policy_classes: PolicyClasses = NO_CLASSES,
         router: Router | None = None,
+        export: SpanExport | None = None,
+        serves_pools: bool = False,
     ) -> None:
-        self.router = router or Router(
-            config, exact_reuse=True, learns=learns, policy_classes=policy_classes
-        )
+        self.router = router or Router(config, exact_reuse=True, learns=True)
         self.tokenizers = tokenizers or PromptTokenizers()
         self.clock = clock
         self.wall = wall
@@ -167,8 +164,7 @@ class RoutingService:
         #: Engines that cannot be registered (yet), so that their models may be unknown.
         self.unregistered: Callable[[], Iterable[WorkerRow]] = tuple
         self.draining = False
-        #: Whether a pool of one role is served (``FleetState.pools``).
-        self.serves_pools = False
+        self.serves_pools = serves_pools
         #: Shares the load of this router with others; None without replica sync.
         self.sharing: LoadSharing | None = None
         self._health = ServiceHealth(self)
@@ -186,6 +182,9 @@ class RoutingService:
         self.taps: tuple[Tap, ...] = ()
         #: Begins the traces of requests; None: tracing is off.
         self.traces: Traces | None = None
+        if export is not None:
+            self.traces = Traces(export, clock, lambda model: [d.code for d in self.doubts(model)])
+            self.observers.append(self.traces)
         #: The requests that wait in the router queue.
         self.admission = Admission(self)
         #: The prefills of requests whose first output is not seen.
@@ -693,6 +692,21 @@ class RoutingService:
     def clear_condition(self, code: str, subject: str) -> None:
         """End a condition; observers are notified if it was in force."""
         self._health.clear_condition(code, subject)
+
+    def drain(self) -> None:
+        """New requests are refused from now on."""
+        self.draining = True
+
+    def share_load(self, sharing: LoadSharing) -> None:
+        """Share the load of this router with others from now on."""
+        self.sharing = sharing
+
+    def add_tap(self, tap: Tap) -> None:
+        """Pass each change to ``tap`` from now on."""
+        self.taps = (*self.taps, tap)
+
+    def remove_tap(self, tap: Tap) -> None:
+        self.taps = tuple(other for other in self.taps if other != tap)
 
     def note(self, kind: str, subject: str, text: str) -> None:
         """Report what an operator does, such as a step of a canary, to log and observers."""

@@ -33,7 +33,8 @@ from dynctl.serving.http.bodies import PEER_SHARE
 from dynctl.serving.http.connections import FEW, Connections
 from dynctl.serving.http.errors import error_middleware
 from dynctl.serving.http.json_responses import json_response
-from dynctl.serving.http.server import Routes, run_frontend
+from dynctl.serving.http.process import Routes
+from dynctl.serving.http.server import run_frontend
 from dynctl.serving.http.start import StartError, announce, listen
 from dynctl.serving.routing.config import FrontendConfig
 from dynctl.serving.routing.refusal import HttpError

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable
+from functools import partial
+from typing import Final
 
 import msgspec
 from aiohttp import web
@@ -16,21 +18,167 @@ from aiohttp import web
 from dynctl.adapters.dynamo.planes import open_registrar
 from dynctl.health import conditions as codes
 from dynctl.serving.dynamo.component import RouterComponent
-from dynctl.serving.dynamo.fleet import DynamoFleet
 from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.serving.engines.upstream import Upstream
+from dynctl.serving.http.core import ProcessCore, build_routing
+from dynctl.serving.http.dynamo_part import DynamoPart
 from dynctl.serving.http.frontends import FrontendsApi
+from dynctl.serving.http.parts import ProcessPart
+from dynctl.serving.http.process import Listeners, Routes, ServingProcess, run
 from dynctl.serving.http.selection import SelectionApi
-from dynctl.serving.http.server import Frontend, Routes, run
+from dynctl.serving.http.server import administrate, build_core, common_parts
 from dynctl.serving.http.start import listen
+from dynctl.serving.http.start_log import log_start
 from dynctl.serving.routing.config import FrontendConfig
+from dynctl.serving.routing.service import RoutingService
 from dynctl.serving.services.select_api import SelectApi, SlotTrackerApi
 from dynctl.serving.services.select_service import SelectService
 from dynctl.serving.services.slot_tracker import SlotTracker
+from dynctl.wire.dynamo.discovery import EndpointId
 
-_LONGEST_SWEEP_S = 15.0
 #: Seconds between two looks at the processes of this command, and for one.
-_PROCESSES_S = 1.0
-_READ_S = 5.0
+_PROCESSES_S: Final = 1.0
+_READ_S: Final = 5.0
+
+
+def build_router(config: FrontendConfig, extra_routes: Iterable[Routes] = ()) -> ServingProcess:
+    """A router: selections and bookings instead of inference. Errors as
+    :func:`dynctl.serving.http.server.build_frontend`."""
+    core, dynamo = build_core(build_routing(config, serves_pools=True))
+    administration = administrate(core, clients=False)
+    listeners = Listeners(config.limits)
+    # It gets hashes from its frontends; it tokenizes for dry runs, if it can.
+    tokenizes = config.model_path is not None
+    bookings = BookingsPart(core)
+    parts: list[ProcessPart] = [
+        *common_parts(core, administration, dynamo, tokenizes=tokenizes),
+        bookings,
+        DynamoServices(core, listeners),
+    ]
+    if config.processes_url is not None:
+        parts.append(SupervisedProcesses(config.processes_url, core.upstream, core.service))
+    if dynamo is not None and dynamo.options.endpoint is not None:
+        parts.append(ComponentPart(core, dynamo, dynamo.options.endpoint, bookings.selection))
+    return ServingProcess(
+        core,
+        administration,
+        parts,
+        listeners,
+        title="dynctl serve router",
+        describe=partial(log_start, core, tokenizes=tokenizes),
+        extra_routes=extra_routes,
+    )
+
+
+def run_router(config: FrontendConfig, extra_routes: Iterable[Routes] = ()) -> int:
+    """Serve until SIGTERM or SIGINT; the exit code. Blocks. Errors as :func:`build_router`."""
+    return run(lambda: build_router(config, extra_routes), config)
+
+
+class BookingsPart(ProcessPart):
+    """Selections and bookings, and the leases of the frontends that route here."""
+
+    def __init__(self, core: ProcessCore) -> None:
+        config, service = core.config, core.service
+        self._tasks = service.tasks
+        self.selection = SelectionApi(
+            service, token=config.api_token, body_bytes=config.limits.body_bytes
+        )
+        self.frontends = FrontendsApi(
+            service,
+            core.fleet,
+            self.selection,
+            preset=config.preset,
+            token=config.api_token,
+            body_bytes=config.limits.body_bytes,
+            one_environment=config.processes_url is not None,
+        )
+
+    def routes(self) -> list[web.RouteDef]:
+        return self.selection.routes() + self.frontends.routes()
+
+    async def serve(self) -> None:
+        self._tasks.start("frontend leases", self._end_leases)
+
+    async def _end_leases(self) -> None:
+        while True:
+            await asyncio.sleep(min(0.5, self.frontends.lease_s / 8))
+            self.frontends.sweep()
+
+    def expire(self) -> None:
+        self.selection.sweep()
+
+
+class DynamoServices(ProcessPart):
+    """Answers as Dynamo's selection service and slot tracker, where these have a port."""
+
+    def __init__(self, core: ProcessCore, listeners: Listeners) -> None:
+        self._config = core.config
+        self._service = core.service
+        self._listeners = listeners
+        self.select_service: SelectService | None = None
+        self.slot_tracker: SlotTracker | None = None
+        self.select_service_port = core.config.select_service_port
+        self.slot_tracker_port = core.config.slot_tracker_port
+
+    async def serve(self) -> None:
+        config, service = self._config, self._service
+        if config.select_service_port is not None:
+            listener = listen(config.host, config.select_service_port, "--select-service-port")
+            self.select_service_port = listener.getsockname()[1]
+            select = SelectService(config.router, service.clock, service.tasks)
+            self.select_service = select
+            select.runtime.start()
+            app = SelectApi(select, config.api_token).application(config.limits)
+            await self._listeners.serve_clients(app, listener)
+        if config.slot_tracker_port is not None:
+            listener = listen(config.host, config.slot_tracker_port, "--slot-tracker-port")
+            self.slot_tracker_port = listener.getsockname()[1]
+            idle_s = config.router.active_request_expiry_secs
+            tracker = self.slot_tracker = SlotTracker(service.clock, idle_s)
+            app = SlotTrackerApi(tracker, config.api_token).application(config.limits)
+            await self._listeners.serve_clients(app, listener)
+
+    def expire(self) -> None:
+        if self.select_service is not None:
+            self.select_service.expire()
+        if self.slot_tracker is not None:
+            self.slot_tracker.expire()
+
+    async def close(self) -> None:
+        if self.select_service is not None:
+            await self.select_service.runtime.close()
+
+
+class ComponentPart(ProcessPart):
+    """Registers the router as a component of Dynamo, with ``--endpoint``."""
+
+    def __init__(
+        self,
+        core: ProcessCore,
+        dynamo: DynamoPart,
+        endpoint: EndpointId,
+        selection: SelectionApi,
+    ) -> None:
+        self._core = core
+        self._dynamo = dynamo
+        self._endpoint = endpoint
+        self._selection = selection
+
+    async def serve(self) -> None:
+        dynamo, config = self._dynamo, self._core.config
+        component = RouterComponent(
+            self._core.service,
+            dynamo.fleet,
+            self._selection,
+            dynamo.fleet.requests,
+            open_registrar(dynamo.options.planes, dynamo.fleet.discovery),
+            self._endpoint,
+            dynamo.options.rpc_host,
+            config.limits,
+            indexer=config.router.serve_indexer,
+        )
+        await dynamo.register(component.process)
 
 
 class ProcessState(msgspec.Struct, frozen=True):
@@ -44,127 +192,35 @@ class ProcessState(msgspec.Struct, frozen=True):
     ended_ago_s: float | None = None
 
 
-class RouterProcess(Frontend):
-    """A frontend process with selections and bookings instead of inference."""
+class SupervisedProcesses(ProcessPart):
+    """Shows processes of this command that ended as conditions; this router may be one of them.
 
-    def __init__(self, config: FrontendConfig, extra_routes: Iterable[Routes] = ()) -> None:
-        super().__init__(
-            config, inference=False, extra_routes=[lambda _: self._routes(), *extra_routes]
-        )
-        self.service.serves_pools = True
-        self.select_service: SelectService | None = None
-        self.slot_tracker: SlotTracker | None = None
-        self.select_service_port = config.select_service_port
-        self.slot_tracker_port = config.slot_tracker_port
-        self.selection = SelectionApi(
-            self.service, token=config.api_token, body_bytes=config.limits.body_bytes
-        )
-        self.frontends = FrontendsApi(
-            self.service,
-            self.fleet,
-            self.selection,
-            preset=config.preset,
-            token=config.api_token,
-            body_bytes=config.limits.body_bytes,
-            one_environment=config.processes_url is not None,
-        )
+    ``url``: where the parent reports the states of its processes.
+    """
 
-    async def start(self) -> None:
-        await super().start()
-        self.service.tasks.start("frontend leases", self._end_leases)
-        if self.config.processes_url is not None:
-            self.service.tasks.start("process supervision", self._follow_processes)
-        try:
-            await self._start_services()
-            await self._start_component()
-        except BaseException:
-            await self.close()
-            raise
+    def __init__(self, url: str, upstream: Upstream, service: RoutingService) -> None:
+        self._url = url
+        self._upstream = upstream
+        self._service = service
+        #: Process -> its ends that are shown.
+        self._shown: dict[str, int] = {}
 
-    async def _start_services(self) -> None:
-        """Answer as Dynamo's selection service and slot tracker, where these have a port."""
-        config, clock = self.config, self.service.clock
-        if config.select_service_port is not None:
-            listener = listen(config.host, config.select_service_port, "--select-service-port")
-            self.select_service_port = listener.getsockname()[1]
-            select = self.select_service = SelectService(config.router, clock, self.service.tasks)
-            select.runtime.start()
-            app = SelectApi(select, config.api_token).application(config.limits)
-            await self._serve(app, listener, self._clients())
-        if config.slot_tracker_port is not None:
-            listener = listen(config.host, config.slot_tracker_port, "--slot-tracker-port")
-            self.slot_tracker_port = listener.getsockname()[1]
-            idle_s = config.router.active_request_expiry_secs
-            tracker = self.slot_tracker = SlotTracker(clock, idle_s)
-            app = SlotTrackerApi(tracker, config.api_token).application(config.limits)
-            await self._serve(app, listener, self._clients())
+    async def serve(self) -> None:
+        self._service.tasks.start("process supervision", self._follow)
 
-    async def _start_component(self) -> None:
-        """Register as a component of Dynamo, with ``--endpoint``."""
-        dynamo, fleet = self.config.dynamo, self.fleet
-        if dynamo is None or dynamo.endpoint is None or not isinstance(fleet, DynamoFleet):
-            return
-        component = RouterComponent(
-            self.service,
-            fleet,
-            self.selection,
-            fleet.requests,
-            open_registrar(dynamo.planes, fleet.discovery),
-            dynamo.endpoint,
-            dynamo.rpc_host,
-            self.config.limits,
-            indexer=self.config.router.serve_indexer,
-        )
-        await self._register(component.process)
-
-    async def close(self) -> None:
-        await super().close()
-        if self.select_service is not None:
-            await self.select_service.runtime.close()
-
-    def _routes(self) -> list[web.RouteDef]:
-        return self.selection.routes() + self.frontends.routes()
-
-    async def _end_leases(self) -> None:
-        while True:
-            await asyncio.sleep(min(0.5, self.frontends.lease_s / 8))
-            self.frontends.sweep()
-
-    async def _follow_processes(self) -> None:
-        """Show processes that ended as conditions; this router may be one of them."""
-        seen: dict[str, int] = {}
+    async def _follow(self) -> None:
         while True:
             with contextlib.suppress(UpstreamFailure, msgspec.MsgspecError):
-                status, body = await self.upstream.get(self.config.processes_url or "", _READ_S)
-                found = msgspec.json.decode(body, type=list[ProcessState]) if status == 200 else []
-                for one in found:
-                    recent = one.ended_ago_s is not None and one.ended_ago_s < codes.INCIDENT_S
-                    if recent and one.ends != seen.get(one.name):
-                        times = f" ({one.ends} times in all)" if one.ends > 1 else ""
-                        self.service.set_condition(
-                            codes.PROCESS_RESTARTED, one.name, f"{one.ended}{times}"
-                        )
-                    seen[one.name] = one.ends
+                status, body = await self._upstream.get(self._url, _READ_S)
+                if status == 200:
+                    for state in msgspec.json.decode(body, type=list[ProcessState]):
+                        self._show(state)
             await asyncio.sleep(_PROCESSES_S)
 
-    async def drain(self) -> None:
-        """Refuse new bookings. The requests of existing ones run in their frontends."""
-        self.selection.draining = self.service.draining = True
-        await super().drain()
-
-    async def _expire_often(self) -> None:
-        limit = self.service.router.config.active_request_expiry_secs
-        while True:
-            await asyncio.sleep(min(_LONGEST_SWEEP_S, limit / 4))
-            self.service.expire()
-            await self.service.refresh_health()
-            self.selection.sweep()
-            if self.select_service is not None:
-                self.select_service.expire()
-            if self.slot_tracker is not None:
-                self.slot_tracker.expire()
-
-
-def run_router(config: FrontendConfig, extra_routes: Iterable[Routes] = ()) -> int:
-    """Serve until SIGTERM or SIGINT; the exit code. Blocks. Errors as :class:`Frontend`."""
-    return run(lambda: RouterProcess(config, extra_routes), config)
+    def _show(self, state: ProcessState) -> None:
+        recent = state.ended_ago_s is not None and state.ended_ago_s < codes.INCIDENT_S
+        if recent and state.ends != self._shown.get(state.name):
+            times = f" ({state.ends} times in all)" if state.ends > 1 else ""
+            message = f"{state.ended}{times}"
+            self._service.set_condition(codes.PROCESS_RESTARTED, state.name, message)
+        self._shown[state.name] = state.ends

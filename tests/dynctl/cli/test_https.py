@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dynctl.serving.http.server import Frontend
+from dynctl.serving.http.server import build_frontend
 from dynctl.serving.routing.config import FrontendConfig
 from tests.dynctl.serving.test_listeners import write_certificate
 
@@ -20,7 +20,7 @@ def https(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]
     """The URL of a frontend without workers, and its certificate."""
     cert, key = write_certificate(tmp_path_factory.mktemp("tls"), "frontend")
     loop = asyncio.new_event_loop()
-    frontend = Frontend(FrontendConfig(port=0, tls_cert=cert, tls_key=key))
+    frontend = build_frontend(FrontendConfig(port=0, tls_cert=cert, tls_key=key))
     loop.run_until_complete(frontend.start())
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()

@@ -19,7 +19,8 @@ from dynctl.serving.engines.tokenizer_check import TokenizerCheck
 from dynctl.serving.engines.worker_spec import parse_worker_spec
 from dynctl.serving.engines.workers_file import WorkersFile
 from dynctl.serving.http import server
-from dynctl.serving.http.server import Frontend
+from dynctl.serving.http.process import ServingProcess
+from dynctl.serving.http.server import build_frontend
 from dynctl.serving.routing.config import FrontendConfig, HealthConfig
 from dynctl.serving.routing.prompts import PromptTokenizers
 from dynctl.serving.routing.service import RoutingService
@@ -85,7 +86,7 @@ class Engines:
 class Rig:
     """A frontend that does not listen, and its engines. ``now``: seconds of both its clocks."""
 
-    frontend: Frontend
+    frontend: ServingProcess
     engines: Engines
     folder: Path
     now: float = 1000.0
@@ -196,7 +197,7 @@ async def rig(folder: Path, **settings: Any) -> AsyncIterator[Rig]:
         router=RouterConfig().with_values(settings),
     )
     with patch.object(server, "RoutingService", partial(RoutingService, clock=clock, wall=clock)):
-        frontend = Frontend(config)
+        frontend = build_frontend(config)
     engines: Any = Engines()
     frontend.fleet._upstream = frontend.fleet._engines._upstream = engines
     frontend.service.probe_s = lambda: 1.0
@@ -640,7 +641,7 @@ async def _dead_rejected(rig: Rig) -> None:
 @situation("draining", "draining")
 async def _draining(rig: Rig) -> None:
     await two(rig)
-    rig.service.draining = rig.frontend.inference.draining = True
+    rig.service.drain()
 
 
 @situation("dead worker removed", "healthy")

@@ -32,7 +32,7 @@ from dynctl.planning.domain_capacity import topology_show
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.topology import topology_show as topology_screen
 from dynctl.screens.workers import worker_list
-from dynctl.serving.http.server import Frontend
+from dynctl.serving.http.server import build_frontend
 from dynctl.serving.routing.config import FrontendConfig
 from dynctl.serving.routing.refusal import HttpError
 from dynctl.serving.routing.service import RoutingService
@@ -62,7 +62,9 @@ class Reader:
         self._frontend = rig.frontend
 
     async def fleet(self, cards: str | None) -> FleetLoad:
-        return decode(msgspec.json.encode(self._frontend.feed.read(cards)), FleetLoad)
+        return decode(
+            msgspec.json.encode(self._frontend.administration.feed.read(cards)), FleetLoad
+        )
 
     async def decisions(
         self, since: int, limit: int, wait: int, process: str = "", ends: int | None = None
@@ -99,7 +101,7 @@ async def test_every_surface_shows_the_same(
 ):
     async with rig(tmp_path, **one.settings) as made:
         # An evaluation of the time before must not be shown after the change.
-        await made.frontend.control.health(REQUEST)
+        await made.frontend.administration.control.health(REQUEST)
         await one.make(made)
         in_force = await http_conditions(made, one.status)
         assert set(in_force) == one.expected
@@ -227,7 +229,7 @@ async def test_a_fleet_that_changes_in_each_turn_is_evaluated_in_steps():
 
 
 async def test_rows_of_an_evaluation_are_of_the_workers_when_it_began():
-    frontend = Frontend(FrontendConfig(port=0, log_level="error"), inference=False)
+    frontend = build_frontend(FrontendConfig(port=0, log_level="error"))
     service = frontend.service
     for number in range(4):
         assert service.upsert_worker(Worker(number, f"w{number}", "demo")).ok
@@ -256,10 +258,10 @@ async def test_readers_of_a_large_fleet_share_an_evaluation():
 async def http_conditions(made: Rig, expected: str) -> Messages:
     """The conditions of GET /health; GET /ready agrees with them."""
     serves = expected in ("healthy", "degraded")
-    status, answer = body(await made.frontend.control.health(REQUEST))
+    status, answer = body(await made.frontend.administration.control.health(REQUEST))
     assert (status, answer["status"]) == (200 if serves else 503, expected)
     in_force = messages(msgspec.convert(answer["conditions"], list[Condition]))
-    status, answer = body(await made.frontend.control.ready(REQUEST))
+    status, answer = body(await made.frontend.administration.control.ready(REQUEST))
     assert (status, answer["ready"]) == (200 if serves else 503, serves)
     not_ready = {row["model"] for row in answer["models"] if not row["ready"]}
     assert not_ready == subjects(in_force, "MODEL_NOT_SERVED")
@@ -273,7 +275,7 @@ def body(answer: Any) -> tuple[int, Any]:
 def metrics_agree(made: Rig, in_force: Messages) -> None:
     samples = [
         (name, dict(LABEL.findall(labels)), value)
-        for name, labels, value in SAMPLE.findall(made.frontend.metrics.render())
+        for name, labels, value in SAMPLE.findall(made.frontend.administration.metrics.render())
     ]
     shown = [labels for name, labels, _ in samples if name == "dynctl_condition"]
     assert {(row["code"], Path(row["subject"]).name) for row in shown} == set(in_force)
@@ -342,9 +344,9 @@ async def route_agrees(made: Rig, in_force: Messages) -> None:
     request = {"model": "demo", "prompt": "Hello"}
     if "demo" not in made.service.models():
         with pytest.raises(HttpError, match="demo"):
-            await made.frontend.inference.explain(request, preset=None)
+            await made.frontend.core.inference.explain(request, preset=None)
         return
-    answer = await made.frontend.inference.explain(request, preset=None)
+    answer = await made.frontend.core.inference.explain(request, preset=None)
     dead = subjects(in_force, "WORKER_UNREACHABLE", "WORKER_REJECTED")
     expected = {
         doubt(

@@ -28,11 +28,11 @@ from dynctl.planning.prefill_load import (
 )
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.config import config_report
-from dynctl.serving.http.server import Frontend
+from dynctl.serving.http.server import build_frontend
 from dynctl.serving.records.metrics import Metrics
 from dynctl.serving.routing.config import FrontendConfig
 from dynctl.serving.routing.service import RoutingService
-from dynctl.serving.services.router_server import RouterProcess
+from dynctl.serving.services.router_server import build_router
 from dynctl.wire.model_config import ModelShape
 from router_core import (
     PredictedPrefill,
@@ -141,7 +141,7 @@ def test_the_settings_make_an_estimate_that_shows_its_numbers(tmp_path: Path, na
 @pytest.mark.seed("router-guide: prefill load: standalone router")
 def test_frontend_and_router_have_the_model_of_their_flags(tmp_path: Path) -> None:
     config = FrontendConfig(router=configured(tmp_path))
-    for process in (Frontend(config), RouterProcess(config)):
+    for process in (build_frontend(config), build_router(config)):
         model = process.service.prefill_model
         assert isinstance(model, Estimate)
         found = model.predict(WORKER, 512, 0)
@@ -149,8 +149,8 @@ def test_frontend_and_router_have_the_model_of_their_flags(tmp_path: Path) -> No
         assert found.model == "estimate for h200_sxm, tp 1"  # tp is 1 by default
     wrong = FrontendConfig(router=configured(tmp_path, ais_system="h200"))
     with pytest.raises(UsageProblem, match="--ais-system h200"):
-        RouterProcess(wrong)
-    assert Frontend(FrontendConfig()).service.prefill_model is None
+        build_router(wrong)
+    assert build_frontend(FrontendConfig()).service.prefill_model is None
 
 
 @pytest.mark.seed("router-guide: prefill load: prefix")

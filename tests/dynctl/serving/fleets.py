@@ -8,7 +8,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from dynctl.serving.http.server import Frontend
+from dynctl.serving.http.process import ServingProcess
+from dynctl.serving.http.server import build_frontend
 from dynctl.serving.routing.config import FrontendConfig, HealthConfig, Limits
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.engine.process import RunningEngine, start_engine
@@ -23,17 +24,15 @@ SLOW_HEALTH = HealthConfig(interval_s=60.0, timeout_s=patience(2.0))
 WORDS = "the quick brown fox jumps over the lazy dog near the river bank at dawn "
 
 
-class FrontendWithPage(Frontend):
+def frontend_with_page(config: FrontendConfig) -> ServingProcess:
     """A frontend with the web page, as those of the command line."""
-
-    def __init__(self, config: FrontendConfig) -> None:
-        super().__init__(config, extra_routes=(page_routes,))
+    return build_frontend(config, extra_routes=(page_routes,))
 
 
 class Site:
     """A running frontend and the engines behind it."""
 
-    def __init__(self, frontend: Frontend, client: aiohttp.ClientSession) -> None:
+    def __init__(self, frontend: ServingProcess, client: aiohttp.ClientSession) -> None:
         self.frontend = frontend
         self.client = client
         self.engines: dict[str, RunningEngine] = {}
@@ -114,7 +113,7 @@ async def site(
     *,
     specs: dict[str, str] | None = None,
     config: FrontendConfig | None = None,
-    kind: type[Frontend] = Frontend,
+    kind: Callable[[FrontendConfig], ServingProcess] = build_frontend,
     unread: bool = False,
     **settings: Any,
 ) -> AsyncIterator[Site]:

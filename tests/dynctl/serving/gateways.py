@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from grpc import aio  # type: ignore[import-untyped]
 
-from dynctl.serving.epp.process import EndpointPicker
+from dynctl.serving.epp.process import GatewayPart, build_picker
 from dynctl.serving.routing.config import PickerConfig
 from dynctl.wire.envoy import ext_proc, health
 from dynctl.wire.envoy.ext_proc import BodyMode
@@ -124,8 +124,11 @@ def refusal_of(answer: Any) -> tuple[int, Any]:
 class Gateway(Site):
     """A picker with its engines, and a channel to it."""
 
-    frontend: EndpointPicker
     channel: Any
+
+    @property
+    def part(self) -> GatewayPart:
+        return self.frontend.part(GatewayPart)
 
     def request(self) -> Stream:
         plain = {"request_serializer": None, "response_deserializer": None}
@@ -139,7 +142,7 @@ class Gateway(Site):
 
     async def health(self, service: str = "", port: int | None = None) -> int:
         """The state of a service of gRPC's health."""
-        where = f"127.0.0.1:{port or self.frontend.health_port}"
+        where = f"127.0.0.1:{port or self.part.health_port}"
         async with aio.insecure_channel(where) as channel:
             return await check(channel, service)
 
@@ -157,10 +160,10 @@ async def gateway(
 ) -> AsyncIterator[Gateway]:
     """Engines, a picker before them without TLS, and a gateway's channel to it."""
     options = picker or PickerConfig(port=0, health_port=0, tls=False)
-    async with site(engines, kind=EndpointPicker, picker=options, **given) as found:
+    async with site(engines, kind=build_picker, picker=options, **given) as found:
         found.__class__ = Gateway
         assert isinstance(found, Gateway)
-        where = f"127.0.0.1:{found.frontend.picker_port}"
+        where = f"127.0.0.1:{found.part.picker_port}"
         async with aio.insecure_channel(where, options=_LARGE) as channel:
             found.channel = channel
             yield found

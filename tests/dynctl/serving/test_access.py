@@ -7,16 +7,17 @@ from typing import Any
 import aiohttp
 import pytest
 
-from dynctl.serving.http.server import Frontend
+from dynctl.serving.http.process import ServingProcess
+from dynctl.serving.http.server import build_frontend
 from dynctl.serving.routing.config import FrontendConfig
-from dynctl.serving.services.router_server import RouterProcess
+from dynctl.serving.services.router_server import build_router
 from dynctl.tokenization import DEMO_MODEL_DIR
 from dynctl.web.routes import page_routes
 from tests.dynctl.serving.fleets import (
     SLOW_HEALTH,
-    FrontendWithPage,
     chat_body,
     events_of,
+    frontend_with_page,
     site,
     zone,
 )
@@ -98,7 +99,7 @@ FOREIGN = [
 BODY = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "token_ids": [1]}
 
 
-def endpoints(process: Frontend) -> set[tuple[str, str]]:
+def endpoints(process: ServingProcess) -> set[tuple[str, str]]:
     found = set()
     for route in process.build_app().router.routes():
         assert route.resource is not None
@@ -107,10 +108,10 @@ def endpoints(process: Frontend) -> set[tuple[str, str]]:
     return found
 
 
-def processes() -> list[Frontend]:
+def processes() -> list[ServingProcess]:
     config = FrontendConfig(port=0, model_path=DEMO_MODEL_DIR)
     page = (page_routes,)
-    return [Frontend(config, extra_routes=page), RouterProcess(config, page)]
+    return [build_frontend(config, extra_routes=page), build_router(config, page)]
 
 
 async def test_the_table_has_every_endpoint():
@@ -149,7 +150,7 @@ def judge(found, *, operator: int | None, token: int | None, key: int | None) ->
 @pytest.mark.parametrize("router", [False, True], ids=["frontend", "router"])
 @pytest.mark.parametrize("headers", FOREIGN, ids=str)
 async def test_without_a_token_others_get_inference_only(headers, router):
-    async with site([{"name": "a0"}], health=SLOW_HEALTH, kind=FrontendWithPage) as fleet:
+    async with site([{"name": "a0"}], health=SLOW_HEALTH, kind=frontend_with_page) as fleet:
         process = await _other(fleet) if router else fleet.frontend
         try:
             found = await statuses(process.url, headers)
@@ -197,7 +198,7 @@ async def test_a_body_that_is_not_json_is_415(router: bool, kind: str | None):
     headers = {} if kind is None else {"content-type": kind}
     values: dict[str, Any] = {"api_token": "t0ken"}
     async with (
-        site([{"name": "a0"}], health=SLOW_HEALTH, kind=FrontendWithPage, **values) as fleet,
+        site([{"name": "a0"}], health=SLOW_HEALTH, kind=frontend_with_page, **values) as fleet,
         aiohttp.ClientSession(
             skip_auto_headers=["content-type"], headers={"authorization": "Bearer t0ken"}
         ) as client,
@@ -216,7 +217,7 @@ async def test_a_body_that_is_not_json_is_415(router: bool, kind: str | None):
 
 
 async def test_without_a_token_programs_of_this_machine_are_operators():
-    async with site([{"name": "a0"}], health=SLOW_HEALTH, kind=FrontendWithPage) as fleet:
+    async with site([{"name": "a0"}], health=SLOW_HEALTH, kind=frontend_with_page) as fleet:
         for headers in ({}, {"host": "localhost:1"}, {"host": "[::1]:1"}):
             judge(await statuses(fleet.frontend.url, headers), operator=None, token=403, key=None)
 
@@ -224,7 +225,9 @@ async def test_without_a_token_programs_of_this_machine_are_operators():
 @pytest.mark.parametrize("router", [False, True], ids=["frontend", "router"])
 async def test_with_a_token_and_keys(router):
     values: dict[str, Any] = {"api_token": "t0ken", "api_keys": ("sk-1",)}
-    async with site([{"name": "a0"}], health=SLOW_HEALTH, kind=FrontendWithPage, **values) as fleet:
+    async with site(
+        [{"name": "a0"}], health=SLOW_HEALTH, kind=frontend_with_page, **values
+    ) as fleet:
         process = await _other(fleet, **values) if router else fleet.frontend
         try:
             for headers, operator, key in (
@@ -248,7 +251,7 @@ async def test_from_another_address_than_loopback():
             pytest.skip("this machine has no address but loopback")
         own = probe.getsockname()[0]
     async with site(
-        [{"name": "a0"}], health=SLOW_HEALTH, kind=FrontendWithPage, host="0.0.0.0"
+        [{"name": "a0"}], health=SLOW_HEALTH, kind=frontend_with_page, host="0.0.0.0"
     ) as fleet:
         url = f"http://{own}:{fleet.frontend.port}"
         # The Host of an attacker may say localhost.
@@ -258,7 +261,7 @@ async def test_from_another_address_than_loopback():
 
 async def _other(fleet, **values):
     worker = f"{fleet.engines['a0'].url},name=a0"
-    process = RouterProcess(
+    process = build_router(
         FrontendConfig(
             port=0, workers=(worker,), model_path=DEMO_MODEL_DIR, health=SLOW_HEALTH, **values
         ),
@@ -284,7 +287,7 @@ def clean(text: str) -> None:
 
 
 async def test_refusals_name_no_worker_or_zone_to_clients():
-    async with site(ZONES, health=SLOW_HEALTH, kind=FrontendWithPage) as fleet:
+    async with site(ZONES, health=SLOW_HEALTH, kind=frontend_with_page) as fleet:
         for more in (
             {},
             {"nvext": {"routing_constraints": {"required_taints": ["nowhere"]}}},
@@ -310,7 +313,7 @@ async def test_refusals_name_no_worker_or_zone_to_clients():
 
 async def test_failures_of_engines_name_no_engine_to_clients():
     engines = [{"name": "secret-a0"}]
-    async with site(engines, health=SLOW_HEALTH, kind=FrontendWithPage) as fleet:
+    async with site(engines, health=SLOW_HEALTH, kind=frontend_with_page) as fleet:
         await fleet.engines["secret-a0"].close()
         _, ours, _ = await fleet.chat()
         assert "127.0.0.1" in str(ours)
@@ -323,7 +326,7 @@ async def test_failures_of_engines_name_no_engine_to_clients():
 
 async def test_a_stream_that_breaks_names_no_engine_to_clients():
     engines = [{"name": "secret-a0", "speedup_ratio": 5.0}]
-    async with site(engines, health=SLOW_HEALTH, kind=FrontendWithPage) as fleet:
+    async with site(engines, health=SLOW_HEALTH, kind=frontend_with_page) as fleet:
         body = chat_body("hi", stream=True, max_tokens=2000)
         for headers, named in ((OUTSIDE, False), ({}, True)):
             if named:

@@ -62,7 +62,7 @@ async def test_slow_bodies_take_no_place_of_others():
     ):
         for client in (one, two):
             await client.send(CHAT + b"content-length: 15000\r\n\r\n{")
-        await until(lambda: fleet.frontend.inference.in_flight == 2)
+        await until(lambda: fleet.frontend.core.inference.in_flight == 2)
         assert (await fleet.chat())[0] == 200
 
 

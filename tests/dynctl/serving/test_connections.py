@@ -94,7 +94,7 @@ async def test_above_the_maximum_with_requests_in_flight_a_new_connection_gets_5
         for _ in range(2):
             client = await stack.enter_async_context(raw(fleet.frontend.port))
             await client.send(chat_bytes("one two three four five six seven eight"))
-        await until(lambda: fleet.frontend.inference.in_flight == 2)
+        await until(lambda: fleet.frontend.core.inference.in_flight == 2)
         third = await stack.enter_async_context(raw(fleet.frontend.port))
         status, body = await third.answer()
         assert (status, body["error"]["code"]) == (503, "connections")
@@ -115,7 +115,7 @@ async def test_what_waits_behind_a_request_has_a_bound(header: bytes, flood: byt
     async with site(slow) as fleet, raw(fleet.frontend.port) as client:
         text = "one two three four five six seven eight nine ten " * 10
         await client.send(chat_bytes(text).replace(b"\r\n", b"\r\n" + header, 1))
-        await until(lambda: fleet.frontend.inference.in_flight == 1)
+        await until(lambda: fleet.frontend.core.inference.in_flight == 1)
         sent, limit = 0, 64 << 20
         with suppress(TimeoutError):
             while sent < limit:
@@ -123,7 +123,7 @@ async def test_what_waits_behind_a_request_has_a_bound(header: bytes, flood: byt
                     await client.send(flood)
                 sent += len(flood)
         assert sent < limit
-        assert fleet.frontend.inference.in_flight == 1
+        assert fleet.frontend.core.inference.in_flight == 1
         assert client.writer.transport is not None
         client.writer.transport.abort()
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dynctl.serving.routing.config import FrontendConfig
-from dynctl.serving.services.router_server import RouterProcess
+from dynctl.serving.services.router_server import build_router
 from dynctl.tokenization import DEMO_MODEL_DIR
 from router_core import (
     SETTINGS,
@@ -116,7 +116,7 @@ def test_any_json_for_any_endpoint(calls, router):
             if not router:
                 return fleet, fleet.frontend
             worker = f"{fleet.engines['a0'].url},name=a0"
-            other = RouterProcess(
+            other = build_router(
                 FrontendConfig(
                     port=0, workers=(worker,), model_path=DEMO_MODEL_DIR, api_token=TOKEN,
                     health=SLOW_HEALTH,

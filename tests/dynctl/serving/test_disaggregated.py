@@ -148,14 +148,14 @@ async def test_prefill_runs_again_only_where_decode_may_have_taken_its_blocks(
         fleet.service.observers.append(hops)
         busy = fleet.service.router.registry.by_name("d1").worker_id
         fleet.service.apply(Booked("other", "decode", busy, 0, anonymous_blocks=1_000))
-        open_upstream = fleet.frontend.upstream.open
+        open_upstream = fleet.frontend.core.upstream.open
 
         async def fails_at_d0(url, body, headers, **more):
             if url.startswith(fleet.engines["d0"].url):
                 raise UpstreamFailure(kind, "d0 failed")
             return await open_upstream(url, body, headers, **more)
 
-        monkeypatch.setattr(fleet.frontend.upstream, "open", fails_at_d0)
+        monkeypatch.setattr(fleet.frontend.core.upstream, "open", fails_at_d0)
         status, body, _ = await fleet.chat(WORDS * 4, max_tokens=3)
         assert status == 200, body
         prefill, failed, answered = ("prefill", "p0"), ("decode", "d0"), ("decode", "d1")
@@ -248,14 +248,14 @@ async def test_a_bypassed_decode_that_fails_is_tried_elsewhere_with_the_hop(monk
         warm = await warmed(fleet)
         hops = Hops()
         fleet.service.observers.append(hops)
-        open_upstream = fleet.frontend.upstream.open
+        open_upstream = fleet.frontend.core.upstream.open
 
         async def fails(url, body, headers, **more):
             if url.startswith(fleet.engines[warm].url):
                 raise UpstreamFailure("reset", f"{warm} failed")
             return await open_upstream(url, body, headers, **more)
 
-        monkeypatch.setattr(fleet.frontend.upstream, "open", fails)
+        monkeypatch.setattr(fleet.frontend.core.upstream, "open", fails)
         status, body, headers = await fleet.chat(WORDS * 8 + "and then?", max_tokens=3)
         assert status == 200, body
         assert SKIPPED not in headers

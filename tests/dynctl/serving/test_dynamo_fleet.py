@@ -15,8 +15,9 @@ from grpc import aio  # type: ignore[import-untyped]
 
 from dynctl.adapters.otlp import collector_url
 from dynctl.base.options import GlobalOptions
-from dynctl.serving.epp.process import EndpointPicker
-from dynctl.serving.http.server import Frontend
+from dynctl.serving.epp.process import GatewayPart, build_picker
+from dynctl.serving.http.process import ServingProcess
+from dynctl.serving.http.server import build_frontend
 from dynctl.serving.routing.config import DynamoConfig, FrontendConfig, Limits, PickerConfig
 from dynctl.serving.routing.prompts import Prompt
 from dynctl.serving.routing.service import Prepared
@@ -37,7 +38,7 @@ class Site:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.workers: list[FakeEndpoint] = []
-        self.frontend: Frontend
+        self.frontend: ServingProcess
         self.client: aiohttp.ClientSession
 
     def put(self, bucket: str, key: str, value: Mapping[str, Any] | bytes) -> Path:
@@ -111,7 +112,7 @@ async def site(tmp_path: Path, *faults: Fault, **dynamo: Any) -> AsyncIterator[S
         picker, otlp = dynamo.pop("picker", None), dynamo.pop("otlp_endpoint", None)
         router = RouterConfig().with_values(dynamo.pop("router", {}))
         access = dynamo.pop("access", {})
-        made.frontend = (Frontend if picker is None else EndpointPicker)(
+        made.frontend = (build_frontend if picker is None else build_picker)(
             FrontendConfig(
                 port=0,
                 router=router,
@@ -532,8 +533,8 @@ async def test_a_picker_names_the_frontend_beside_each_worker(store: Path) -> No
         await until(lambda: len(made.frontend.fleet) == 2)
         await until(lambda: ("WORKER_REJECTED", "backend/00b0") in made.conditions())
         assert "without an IP address" in made.conditions()["WORKER_REJECTED", "backend/00b0"]
-        assert isinstance(made.frontend, EndpointPicker)
-        async with aio.insecure_channel(f"127.0.0.1:{made.frontend.picker_port}") as channel:
+        port = made.frontend.part(GatewayPart).picker_port
+        async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             for _ in range(4):
                 plain = {"request_serializer": None, "response_deserializer": None}
                 stream = Stream(channel.stream_stream(ext_proc.PROCESS, **plain)())

@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from dynctl.documents.fleet_load import joined_rows
-from dynctl.serving.http.server import Frontend
+from dynctl.serving.http.process import ServingProcess
 from dynctl.serving.routing.config import HealthConfig
 from router_core import ThresholdsSet
 from tests.dynctl.serving.fleets import site, until
@@ -64,8 +64,8 @@ async def vllm() -> AsyncIterator[Vllm]:
         yield made
 
 
-def rank(frontend: Frontend) -> Any:
-    read = frontend.feed.read()
+def rank(frontend: ServingProcess) -> Any:
+    read = frontend.administration.feed.read()
     (row,) = joined_rows(read.workers or (), read.loads)
     return row, row.ranks[0]
 

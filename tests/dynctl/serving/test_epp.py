@@ -100,7 +100,7 @@ async def test_a_request_is_routed_booked_and_freed() -> None:
         await stream.body(usage, kind="response_body", end=True)
         await stream.answer()
         assert site.load()[name] == (0, 0, 0)
-        assert not site.frontend.inference.in_flight
+        assert not site.frontend.core.inference.in_flight
         await stream.call.done_writing()
         assert await stream.answer() is None
         assert await stream.call.code() == grpc.StatusCode.OK
@@ -298,8 +298,8 @@ async def test_what_cannot_be_processed_ends_the_stream_with_a_reason(name: str)
             await stream.send(one)
         assert await stream.call.code() == code
         assert text in await stream.call.details()
-        await until(lambda: not site.frontend.inference.in_flight)
-        assert not len(site.frontend.picker)
+        await until(lambda: not site.frontend.core.inference.in_flight)
+        assert not len(site.part.picker)
 
 
 # -- headers of clients ----------------------------------------------------------------------
@@ -477,7 +477,7 @@ async def test_a_body_over_the_limit_is_413() -> None:
         await stream.body(b"x" * 1500)
         status, error = refusal_of(await stream.answer())
         assert (status, error["code"]) == (413, "body_too_large")
-        assert site.frontend.picker.held == 0
+        assert site.part.picker.held == 0
 
 
 async def test_all_bodies_together_have_a_bound() -> None:
@@ -486,13 +486,13 @@ async def test_all_bodies_together_have_a_bound() -> None:
         first, second = site.request(), site.request()
         await first.send(headers_message())
         await first.body(b"x" * 1900)
-        await until(lambda: site.frontend.picker.held == 1900)
+        await until(lambda: site.part.picker.held == 1900)
         await second.send(headers_message())
         await second.body(b"x" * 1900)
         status, error = refusal_of(await second.answer())
         assert (status, error["code"]) == (529, "too_many_requests_in_flight")
         first.call.cancel()
-        await until(lambda: site.frontend.picker.held == 0)
+        await until(lambda: site.part.picker.held == 0)
 
 
 async def test_a_body_that_does_not_arrive_is_408() -> None:
@@ -509,7 +509,7 @@ async def test_a_stream_without_a_request_ends() -> None:
         await stream.call.wait_for_connection()
         with pytest.raises(aio.AioRpcError, match="no request within"):
             await stream.answer()
-        assert not len(site.frontend.picker)
+        assert not len(site.part.picker)
 
 
 async def test_a_stream_that_stays_open_after_its_answer_is_closed() -> None:
@@ -517,7 +517,7 @@ async def test_a_stream_that_stays_open_after_its_answer_is_closed() -> None:
         stream = site.request()
         await stream.refused({**CHAT, "model": "no"})
         assert await stream.answer() is None
-        assert not len(site.frontend.picker)
+        assert not len(site.part.picker)
 
 
 async def test_a_gateway_that_is_silent_about_a_request_loses_its_stream() -> None:
@@ -548,7 +548,7 @@ async def test_a_message_over_the_limit_ends_the_stream() -> None:
 
 async def test_bytes_that_are_not_http2_end_the_connection() -> None:
     async with gateway(TWO, limits=Limits(header_s=0.3)) as site:
-        port = site.frontend.picker_port
+        port = site.part.picker_port
         for sent in (b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", b"\x00" * 100, b""):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(sent)
@@ -607,7 +607,7 @@ class Raw:
 
 async def test_messages_that_are_not_complete_count_as_bodies() -> None:
     limits = Limits(body_bytes=2 << 20, all_bodies_bytes=1 << 20)
-    async with gateway(TWO, limits=limits) as site, Raw(site.frontend.picker_port) as client:
+    async with gateway(TWO, limits=limits) as site, Raw(site.part.picker_port) as client:
         await client.wait(RemoteSettingsChanged)
         ended: list[Event] = []
         for _ in range(2):
@@ -628,9 +628,9 @@ async def test_messages_that_are_not_complete_count_as_bodies() -> None:
         assert isinstance(event, ResponseReceived)
         assert (b"grpc-status", b"8") in event.headers
         # The first one goes on: what it has is within the bound.
-        assert site.frontend.gateways.buffered == (3 << 19) + 5
+        assert site.part.gateways.buffered == (3 << 19) + 5
         client.writer.close()
-        await until(lambda: site.frontend.gateways.buffered == 0)
+        await until(lambda: site.part.gateways.buffered == 0)
 
 
 async def test_a_header_message_costs_what_a_gateway_needs(
@@ -645,16 +645,16 @@ async def test_a_header_message_costs_what_a_gateway_needs(
     async with gateway(TWO) as site:
         kept = site.request()
         await kept.send(large)
-        await until(lambda: len(site.frontend.picker) == 1 and site.frontend.picker.held > 0)
-        assert site.frontend.picker.held < 10_000
+        await until(lambda: len(site.part.picker) == 1 and site.part.picker.held > 0)
+        assert site.part.picker.held < 10_000
         for refused, text in ((many, "headers; at most 1,000"), (above, "beside its body")):
             stream = site.request()
             await stream.send(refused)
             assert await stream.call.code() == grpc.StatusCode.INVALID_ARGUMENT
             assert text in await stream.call.details()
         kept.call.cancel()
-        await until(lambda: not len(site.frontend.picker))
-        assert site.frontend.picker.held == 0
+        await until(lambda: not len(site.part.picker))
+        assert site.part.picker.held == 0
     assert not caplog.records
 
 
@@ -665,12 +665,12 @@ async def test_a_subset_counts_as_a_body_until_the_choice() -> None:
         subset = [*at, *(f"10.0.{number // 250}.{number % 250}:80" for number in range(1000))]
         first = site.request()
         await first.send(headers_message(subset=subset))
-        await until(lambda: site.frontend.picker.held > 100_000)
+        await until(lambda: site.part.picker.held > 100_000)
         status, error = await site.request().refused(CHAT, subset=subset)
         assert (status, error["code"]) == (529, "too_many_requests_in_flight")
         await first.body(msgspec.json.encode(CHAT), end=True)
         assert ext_proc.DESTINATION in await first.choice()
-        await until(lambda: site.frontend.picker.held == 0)
+        await until(lambda: site.part.picker.held == 0)
 
 
 @pytest.mark.parametrize("rest", [b"", msgspec.json.encode(CHAT)])
@@ -680,14 +680,14 @@ async def test_a_response_before_the_whole_request_ends_it(rest: bytes) -> None:
         stream = site.request()
         await stream.send(headers_message(modes=(FULL, FULL)))
         await stream.body(b" ")
-        await until(lambda: site.frontend.picker.held > 0)
+        await until(lambda: site.part.picker.held > 0)
         await stream.response(413, end=True)
         assert (await stream.answer()).WhichOneof("kind") == "response_headers"
-        assert (site.frontend.picker.held, site.frontend.inference.in_flight) == (0, 0)
+        assert (site.part.picker.held, site.frontend.core.inference.in_flight) == (0, 0)
         await stream.body(rest, end=True)
         await stream.trailers("request_trailers")
         assert (await stream.answer()).WhichOneof("kind") == "request_trailers"
-        assert site.frontend.picker.held == 0
+        assert site.part.picker.held == 0
         assert set(site.load().values()) == {(0, 0, 0)}
 
 
@@ -783,13 +783,13 @@ async def begin_unread(client: Raw, count: int, body: Mapping[str, Any]) -> list
 
 async def test_the_end_of_a_stream_frees_its_booking_whatever_its_peer_reads() -> None:
     limits = Limits(stream_silence_s=0.5, unread_s=1.0)
-    async with gateway(TWO, limits=limits) as site, Raw(site.frontend.picker_port) as client:
+    async with gateway(TWO, limits=limits) as site, Raw(site.part.picker_port) as client:
         streams = await begin_unread(client, 20, CHAT)
         await until(lambda: sum(row[0] for row in site.load().values()) == 20)
         await site.idle()
-        assert not len(site.frontend.picker)
+        assert not len(site.part.picker)
         (connection,) = (
-            one for one in site.frontend.gateways._connections if one._calls.keys() & {*streams}
+            one for one in site.part.gateways._connections if one._calls.keys() & {*streams}
         )
         # What waits for the peer ends as well: each stream is reset.
         reset: set[int | None] = set()
@@ -800,24 +800,24 @@ async def test_the_end_of_a_stream_frees_its_booking_whatever_its_peer_reads() -
                     reset.add(event.stream_id)
         assert reset == {*streams}
         assert not connection._calls
-        assert site.frontend.gateways.unread == 0
+        assert site.part.gateways.unread == 0
 
 
 async def test_what_peers_do_not_read_counts_as_bodies() -> None:
     """A body that is passed on is held until the gateway takes it."""
     limits = Limits(all_bodies_bytes=100_000)
-    async with gateway(TWO, limits=limits) as site, Raw(site.frontend.picker_port) as client:
+    async with gateway(TWO, limits=limits) as site, Raw(site.part.picker_port) as client:
         body = chat_body(WORDS, metadata={"pad": "z" * 60_000})
         await begin_unread(client, 1, body)
-        await until(lambda: site.frontend.gateways.unread > 60_000)
-        bound = site.frontend.gateways.limits.held_bytes
+        await until(lambda: site.part.gateways.unread > 60_000)
+        bound = site.part.gateways.limits.held_bytes
         await begin_unread(client, 8, body)
-        await until(lambda: not site.frontend.picker.held and not site.frontend.picker._arriving)
+        await until(lambda: not site.part.picker.held and not site.part.picker._arriving)
         await until(lambda: sum(row[0] for row in site.load().values()) in range(1, 7))
-        assert site.frontend.gateways.unread <= bound
+        assert site.part.gateways.unread <= bound
         client.writer.close()
         await site.idle()
-        assert site.frontend.gateways.unread == 0
+        assert site.part.gateways.unread == 0
 
 
 async def test_a_client_that_reads_nothing_is_read_no_more_and_closed(
@@ -828,7 +828,7 @@ async def test_a_client_that_reads_nothing_is_read_no_more_and_closed(
     async with gateway(TWO, limits=Limits(header_s=0.5)) as site:
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            client.connect(("127.0.0.1", site.frontend.picker_port))
+            client.connect(("127.0.0.1", site.part.picker_port))
             client.setblocking(False)
             loop = asyncio.get_running_loop()
             hello = H2Connection(H2Configuration(client_side=True))
@@ -868,10 +868,10 @@ async def test_frames_without_messages_have_an_allowance(
         taken.append(event)
         take(self, event)
 
-    async with gateway(TWO) as site, Raw(site.frontend.picker_port) as client:
+    async with gateway(TWO) as site, Raw(site.part.picker_port) as client:
         await client.wait(RemoteSettingsChanged)
         monkeypatch.setattr(grpc_server._Connection, "_take", counted)
-        (connection,) = site.frontend.gateways._connections
+        (connection,) = site.part.gateways._connections
         if kind == "reset":
             for _ in range(1000):
                 stream = client.begin()
@@ -888,7 +888,7 @@ async def test_frames_without_messages_have_an_allowance(
             client.writer.write(frames[kind].serialize() * 2000)
         client.writer.write(client.h2.data_to_send())
         # Until both allowances are used up, it is read on in the next turn.
-        await until(lambda: connection._stopped and site.frontend.gateways._shared < 0)
+        await until(lambda: connection._stopped and site.part.gateways._shared < 0)
         assert len(taken) <= 100 + 100 + 2 * grpc_server._TURN_FRAMES
         before = len(taken)
         assert ext_proc.DESTINATION in set_headers(await site.request().ask(CHAT))
@@ -939,15 +939,15 @@ def test_frames_are_cut_as_they_are_in_any_pieces(
 async def test_idle_connections_keep_no_gateway_out() -> None:
     async with gateway(TWO, limits=Limits(in_flight=32)) as site, AsyncExitStack() as idle:
         for _ in range(30):
-            client = await idle.enter_async_context(Raw(site.frontend.picker_port))
+            client = await idle.enter_async_context(Raw(site.part.picker_port))
             await client.wait(RemoteSettingsChanged)
-            await idle.enter_async_context(Raw(site.frontend.health_port or 0))
+            await idle.enter_async_context(Raw(site.part.health_port or 0))
         stream = site.request()
         assert ext_proc.DESTINATION in set_headers(await stream.ask(CHAT))
         assert await site.health(process.READINESS) == Serving.SERVING
         # A connection with a request is not closed for new ones.
         for _ in range(30):
-            client = await idle.enter_async_context(Raw(site.frontend.picker_port))
+            client = await idle.enter_async_context(Raw(site.part.picker_port))
             await client.wait(RemoteSettingsChanged)
         await stream.answer()
         await stream.response(end=True)
@@ -955,7 +955,7 @@ async def test_idle_connections_keep_no_gateway_out() -> None:
 
 
 async def test_headers_over_the_limit_end_the_connection() -> None:
-    async with gateway(TWO) as site, Raw(site.frontend.picker_port) as client:
+    async with gateway(TWO) as site, Raw(site.part.picker_port) as client:
         client.begin(*((f"x-{number}", "y" * 200) for number in range(90)))
         await client.flush()
         while await client.receive() is not None:
@@ -964,11 +964,11 @@ async def test_headers_over_the_limit_end_the_connection() -> None:
 
 async def test_answers_refer_to_a_bounded_table_of_headers() -> None:
     """A client may offer 4 GiB for the names that answers refer back to."""
-    async with gateway(TWO) as site, Raw(site.frontend.picker_port) as client:
+    async with gateway(TWO) as site, Raw(site.part.picker_port) as client:
         client.h2.update_settings({SettingCodes.HEADER_TABLE_SIZE: 2**32 - 1})
         await client.flush()
         await client.wait(SettingsAcknowledged)
-        (connection,) = site.frontend.gateways._connections
+        (connection,) = site.part.gateways._connections
         assert connection._h2.encoder.header_table_size == 4096
 
 
@@ -988,7 +988,7 @@ async def test_a_body_that_trickles_is_408() -> None:
         assert (status, error["code"]) == (408, "request_timeout")
         trickling.cancel()
         await asyncio.gather(trickling, return_exceptions=True)
-        assert site.frontend.picker.held == 0
+        assert site.part.picker.held == 0
 
 
 async def test_a_body_that_arrives_takes_no_place_of_requests_that_run() -> None:
@@ -996,7 +996,7 @@ async def test_a_body_that_arrives_takes_no_place_of_requests_that_run() -> None
         slow, *others = (site.request() for _ in range(3))
         await slow.send(headers_message())
         await slow.body(b"{")
-        await until(lambda: site.frontend.picker.held == 1)
+        await until(lambda: site.part.picker.held == 1)
         for other in others:
             assert ext_proc.DESTINATION in set_headers(await other.ask(CHAT))
         await slow.body(b"}", end=True)
@@ -1034,7 +1034,7 @@ async def test_a_client_that_leaves_frees_its_booking() -> None:
         assert sum(row[0] for row in site.load().values()) == 1
         stream.call.cancel()
         await site.idle()
-        await until(lambda: not site.frontend.inference.in_flight)
+        await until(lambda: not site.frontend.core.inference.in_flight)
         _, metrics = await site.get("/metrics")
         assert b"dynamo_frontend_disconnected_clients 1" in metrics
 
@@ -1074,7 +1074,7 @@ async def test_health() -> None:
 
 async def test_watched_health_changes_when_the_workers_leave() -> None:
     async with gateway(TWO) as site:
-        async with aio.insecure_channel(f"127.0.0.1:{site.frontend.health_port}") as channel:
+        async with aio.insecure_channel(f"127.0.0.1:{site.part.health_port}") as channel:
             watch = channel.unary_stream(
                 health.WATCH, request_serializer=None, response_deserializer=None
             )
@@ -1104,7 +1104,7 @@ async def test_a_drained_picker_ends_what_runs_and_refuses_what_comes() -> None:
         assert bodies([await stream.answer()], "response_body") == b"x"
         async with asyncio.timeout(patience(10)):
             await draining
-        assert not site.frontend.inference.in_flight
+        assert not site.frontend.core.inference.in_flight
 
 
 async def test_tls_with_a_certificate_of_its_own() -> None:
@@ -1112,7 +1112,7 @@ async def test_tls_with_a_certificate_of_its_own() -> None:
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         context.set_alpn_protocols(["h2"])
-        port = site.frontend.picker_port
+        port = site.part.picker_port
         _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
         spoken = writer.get_extra_info("ssl_object")
         assert spoken.selected_alpn_protocol() == "h2"
@@ -1159,7 +1159,7 @@ async def test_what_is_no_handshake_is_closed_and_keeps_no_gateway_out(sent: str
     limits = Limits(in_flight=32, header_s=2.0)
     picker = PickerConfig(port=0, health_port=0)
     async with gateway(TWO, picker=picker, limits=limits) as site:
-        port = site.frontend.picker_port
+        port = site.part.picker_port
         opened = [await hold_open(port, first) for _ in range(30)]
         pem = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port))
         trusted = grpc.ssl_channel_credentials(pem.encode())
@@ -1171,13 +1171,13 @@ async def test_what_is_no_handshake_is_closed_and_keeps_no_gateway_out(sent: str
                     while await reader.read(1 << 16):
                         pass
             writer.close()
-        await until(lambda: not site.frontend.gateways._connections)
+        await until(lambda: not site.part.gateways._connections)
 
 
 async def test_a_handshake_is_not_repeated_on_a_connection() -> None:
     """Renegotiation, which lets a client have the server compute without end, is refused."""
     async with gateway(TWO, picker=PickerConfig(port=0, health_port=0)) as site:
-        certificate = site.frontend._certificate
+        certificate = site.part._certificate
         assert certificate is not None
         assert certificate.context.options & ssl.OP_NO_RENEGOTIATION
 

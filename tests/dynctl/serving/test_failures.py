@@ -348,7 +348,7 @@ async def test_load_returns_to_zero_after_any_mix_of_failures(kind):
         assert 200 in seen
         await fleet.idle()
         assert not fleet.service.held
-        assert fleet.frontend.inference.in_flight == 0
+        assert fleet.frontend.core.inference.in_flight == 0
         assert len(fleet.service.router.load) == 0
 
 

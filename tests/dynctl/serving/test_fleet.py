@@ -13,7 +13,7 @@ from dynctl.serving.engines import workers_file
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.tokenizer_check import TokenizerCheck
 from dynctl.serving.engines.worker_spec import WorkerSpec, WorkerSpecError
-from dynctl.serving.http.server import Frontend
+from dynctl.serving.http.server import build_frontend
 from dynctl.serving.http.start import StartError
 from dynctl.serving.routing.config import FrontendConfig
 from dynctl.simulation.engine.config import EngineConfig
@@ -94,7 +94,7 @@ async def test_an_engine_that_is_removed_during_its_first_probe_leaves_nothing(m
     async with site([{"name": "a0"}]) as fleet:
         frontend = fleet.frontend
         probed, answered = asyncio.Event(), asyncio.Event()
-        get = frontend.upstream.get
+        get = frontend.core.upstream.get
 
         async def slow(url: str, timeout_s: float) -> tuple[int, bytes]:
             if "late" not in url:
@@ -105,7 +105,7 @@ async def test_an_engine_that_is_removed_during_its_first_probe_leaves_nothing(m
                 raise UpstreamFailure("refused", "late refused the connection")
             return (500, b"") if answer == "error" else (200, b"not the facts of an engine")
 
-        monkeypatch.setattr(frontend.upstream, "get", slow)
+        monkeypatch.setattr(frontend.core.upstream, "get", slow)
         adding = asyncio.ensure_future(frontend.fleet.add(WorkerSpec("http://late", "late"), "api"))
         async with asyncio.timeout(patience(5)):
             await probed.wait()
@@ -191,12 +191,12 @@ async def test_a_reload_that_fails_is_reported_counted_and_tried_again(tmp_path,
 )
 def test_a_bad_command_line_is_an_error_at_once(workers, error):
     with pytest.raises(error):
-        Frontend(FrontendConfig(workers=workers))
+        build_frontend(FrontendConfig(workers=workers))
 
 
 async def test_a_port_in_use_is_named():
     async with site([]) as fleet:
-        again = Frontend(FrontendConfig(port=fleet.frontend.port))
+        again = build_frontend(FrontendConfig(port=fleet.frontend.port))
         with pytest.raises(StartError, match=f":{fleet.frontend.port}: the address is in use"):
             await again.start()
 
@@ -208,9 +208,9 @@ async def test_an_address_that_is_taken_between_binding_and_listening_is_named(l
     if listeners == "health":
         config = FrontendConfig(port=port, system_port=port)
         with pytest.raises(StartError, match=f":{port}: the address is in use"):
-            await Frontend(config).start()
+            await build_frontend(config).start()
         return
-    made = [Frontend(FrontendConfig(port=port)) for _ in range(2)]
+    made = [build_frontend(FrontendConfig(port=port)) for _ in range(2)]
     ends = await asyncio.gather(*(one.start() for one in made), return_exceptions=True)
     for one, end in zip(made, ends, strict=True):
         if end is None:
@@ -418,7 +418,7 @@ async def test_a_request_that_never_reached_its_engine_is_not_learned(monkeypatc
         async def refuses(*_arguments: object, **_more: object) -> Any:
             raise UpstreamFailure("connect", "a0 did not accept the connection")
 
-        monkeypatch.setattr(fleet.frontend.upstream, "open", refuses)
+        monkeypatch.setattr(fleet.frontend.core.upstream, "open", refuses)
         status, _, _ = await fleet.chat(WORDS * 4)
         assert status >= 500
         assert len(learned) == 0

@@ -326,7 +326,7 @@ async def test_a_router_process_gets_the_outcomes_of_its_frontends():
         status, _, headers = await frontend.chat()
         assert status == 503
         decision = headers["x-dynctl-decision"]
-        memory = fleet.router.memory
+        memory = fleet.router.core.memory
 
         def failed() -> bool:
             kept = memory.get(decision)
@@ -383,7 +383,7 @@ async def test_an_observer_that_fails_fails_no_request(caplog):
     observer = type("Broken", (ServiceObserver,), dict.fromkeys(HOOKS, broken))()
     async with site(TWO) as fleet:
         fleet.service.observers.insert(0, observer)
-        fleet.service.taps = (broken, *fleet.service.taps)
+        fleet.service.add_tap(broken)
         assert (await fleet.chat())[0] == 200
         assert (await fleet.post("/v1/completions", {"model": "demo", "prompt": "hi"}))[0] == 200
         fleet.service.note("canary", "tiny", "a step")

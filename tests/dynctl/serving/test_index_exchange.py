@@ -10,7 +10,8 @@ import pytest
 from aiohttp import web
 
 from dynctl.documents.index_dump import decode_snapshot
-from dynctl.serving.http.server import Frontend
+from dynctl.serving.http.process import ServingProcess
+from dynctl.serving.http.server import build_frontend
 from dynctl.serving.routing.config import FrontendConfig
 from tests.dynctl.serving.fleets import Site, site
 from tests.http_servers import served
@@ -20,7 +21,7 @@ ENGINES = [{"name": "w0"}, {"name": "w1"}]
 
 
 @asynccontextmanager
-async def second(first: Site, **settings: Any) -> AsyncIterator[Frontend]:
+async def second(first: Site, **settings: Any) -> AsyncIterator[ServingProcess]:
     """Another frontend of the same engines."""
     values: dict[str, Any] = {
         "port": 0,
@@ -29,7 +30,7 @@ async def second(first: Site, **settings: Any) -> AsyncIterator[Frontend]:
         "health": first.frontend.config.health,
         **settings,
     }
-    frontend = Frontend(FrontendConfig(**values))
+    frontend = build_frontend(FrontendConfig(**values))
     await frontend.start()
     try:
         yield frontend
@@ -37,7 +38,7 @@ async def second(first: Site, **settings: Any) -> AsyncIterator[Frontend]:
         await frontend.close()
 
 
-def blocks(frontend: Frontend) -> dict[str, tuple[int, str]]:
+def blocks(frontend: ServingProcess) -> dict[str, tuple[int, str]]:
     """Worker -> cached blocks, state of the index."""
     router = frontend.service.router
     found = {}
@@ -47,12 +48,12 @@ def blocks(frontend: Frontend) -> dict[str, tuple[int, str]]:
     return found
 
 
-def states(frontend: Frontend) -> set[str]:
+def states(frontend: ServingProcess) -> set[str]:
     """The states of all indexes."""
     return {state for _, state in blocks(frontend).values()}
 
 
-async def ends_as(fleet: Site, other: Frontend, expected: set[str]) -> None:
+async def ends_as(fleet: Site, other: ServingProcess, expected: set[str]) -> None:
     """Wait until everything is applied and the indexes have these states."""
     try:
         await until(lambda: settled(fleet, other) and states(other) == expected)
@@ -81,7 +82,7 @@ async def filled(fleet: Site) -> None:
     assert all(count > 0 for count, _ in blocks(fleet.frontend).values())
 
 
-def settled(fleet: Site, frontend: Frontend) -> bool:
+def settled(fleet: Site, frontend: ServingProcess) -> bool:
     """Everything that the engines published is applied."""
     states = frontend.fleet.index.all_states()
     sent = published(fleet)
@@ -95,7 +96,7 @@ def published(fleet: Site) -> int:
     return sum(publisher.next_seq for one in engines for publisher in one._publishers)
 
 
-def read(frontend: Frontend) -> int:
+def read(frontend: ServingProcess) -> int:
     """Batches that came from the engines."""
     return sum(one.batches for one in frontend.fleet.index.all_states().values())
 

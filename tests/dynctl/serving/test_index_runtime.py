@@ -8,7 +8,7 @@ import pytest
 
 from dynctl.adapters.ports import IndexUpdate, StreamCondition
 from dynctl.base.tasks import Supervisor
-from dynctl.serving.http.server import Frontend
+from dynctl.serving.http.server import build_frontend
 from dynctl.serving.routing import index_runtime
 from dynctl.serving.routing.index_runtime import MAX_WAITING, PIECE_BLOCKS, IndexRuntime
 from router_core import (
@@ -251,7 +251,7 @@ async def test_a_frontend_that_starts_has_read_what_its_engines_cache():
         assert (await first.chat(WORDS * 8))[0] == 200
         await first.idle()
         engine = first.engines["a0"]
-        second = Frontend(replace(first.frontend.config, workers=(f"{engine.url},name=a0",)))
+        second = build_frontend(replace(first.frontend.config, workers=(f"{engine.url},name=a0",)))
         await second.start()
         try:
             (row,) = second.service.workers()

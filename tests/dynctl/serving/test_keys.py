@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynctl.serving.http.keys import ApiKeys, KeyLimits, KeysError
-from dynctl.serving.http.server import Frontend
+from dynctl.serving.http.server import build_frontend
 from dynctl.serving.http.start import StartError
 from dynctl.serving.routing.config import FrontendConfig
 from dynctl.serving.routing.refusal import HttpError
@@ -73,7 +73,7 @@ async def test_the_file_is_loaded_again_and_an_error_keeps_the_old_keys(tmp_path
     caplog.set_level(logging.INFO)
     async with site(ENGINE, api_key_file=file) as fleet:
         assert (await fleet.chat())[0] == 401
-        keys = fleet.frontend.keys
+        keys = fleet.frontend.core.keys
 
         async def chat(key):
             body = chat_body("hi")
@@ -107,7 +107,7 @@ def test_errors_name_the_line_and_never_the_key(tmp_path, text, problem):
     file = tmp_path / "keys"
     file.write_text(text)
     with pytest.raises(StartError) as caught:
-        Frontend(FrontendConfig(api_key_file=file))
+        build_frontend(FrontendConfig(api_key_file=file))
     assert problem in str(caught.value)
     assert KEY not in str(caught.value)
     assert OTHER not in str(caught.value)
@@ -222,7 +222,7 @@ async def test_concurrency():
         assert "1 requests of this key are running" in found["error"]["message"]
         first.cancel()
         await fleet.idle()
-        key: Any = fleet.frontend.keys.find(KEY.encode())
+        key: Any = fleet.frontend.core.keys.find(KEY.encode())
         await until(lambda: key.running == 0)
 
 
@@ -250,7 +250,7 @@ async def test_engines_get_their_key_and_never_the_clients(monkeypatch):
     engines = [{"name": "a0"}, {"name": "a1"}]
     specs = {"a1": ",api-key-env=KEY_OF_A1", "a0": ",forward-authorization=true"}
     async with site(engines, specs=specs, api_keys=(KEY,), engine_api_key="sk-engine-one") as fleet:
-        upstream = fleet.frontend.upstream
+        upstream = fleet.frontend.core.upstream
         sent = []
         client: Any = upstream._client
         original = client.post
@@ -291,7 +291,7 @@ async def test_workers_of_the_api_get_no_key_and_name_no_variable():
 
 def test_a_variable_that_is_not_set():
     async def start():
-        frontend = Frontend(
+        frontend = build_frontend(
             FrontendConfig(
                 port=0, workers=("http://127.0.0.1:9,name=x,api-key-env=NOT_SET_AT_ALL",)
             )

@@ -21,7 +21,7 @@ import pytest
 from dynctl.serving.http.start import settle_garbage_collector
 from dynctl.serving.routing.config import FrontendConfig
 from dynctl.serving.routing.prompts import Prompt
-from dynctl.serving.services.router_server import RouterProcess
+from dynctl.serving.services.router_server import DynamoServices, build_router
 from dynctl.wire.large_body import LARGE, MOST_VALUES
 from tests.dynctl.serving.fleets import chat_body, site
 
@@ -196,7 +196,7 @@ async def test_services_of_dynamos_kind_leave_the_loop_to_others():
         finally:
             gaps.append(max(b - a for a, b in pairwise(times)))
 
-    process = RouterProcess(FrontendConfig(port=0, select_service_port=0))
+    process = build_router(FrontendConfig(port=0, select_service_port=0))
     await process.start()
     try:
         async with aiohttp.ClientSession() as client:
@@ -209,7 +209,7 @@ async def test_services_of_dynamos_kind_leave_the_loop_to_others():
                 for _ in range(TRIES):
                     gaps.clear()
                     ticking = asyncio.create_task(tick())
-                    url = f"http://127.0.0.1:{process.select_service_port}/overlap_scores"
+                    url = f"http://127.0.0.1:{process.part(DynamoServices).select_service_port}/overlap_scores"
                     headers = {"content-type": "application/json"}
                     async with client.post(url, data=io.BytesIO(body), headers=headers) as answer:
                         text = await answer.text()

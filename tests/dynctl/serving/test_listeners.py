@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from dynctl.serving.http.server import Frontend
+from dynctl.serving.http.server import build_frontend
 from dynctl.serving.http.start import StartError
 from dynctl.serving.routing.config import FrontendConfig, Limits
 from tests.dynctl.serving.fleets import chat_body, events_of, site, until
@@ -82,14 +82,14 @@ async def test_plain_http_and_old_tls_are_refused(tmp_path):
         async with raw(fleet.frontend.port) as client:
             await client.send(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n")
             assert not (await client.closed()).startswith(b"HTTP")
-        await until(lambda: fleet.frontend.connections[-1].open == 0)
+        await until(lambda: fleet.frontend.listeners.connections[-1].open == 0)
 
 
 async def test_clients_without_a_handshake_have_a_place_and_are_closed(tmp_path):
     cert, key = write_certificate(tmp_path, "x")
     limits = Limits(header_s=0.5, peer_connections=3, drain_s=1.0)
     async with site(ENGINE, tls_cert=cert, tls_key=key, limits=limits) as fleet:
-        connections = fleet.frontend.connections[-1]
+        connections = fleet.frontend.listeners.connections[-1]
         async with raw(fleet.frontend.port) as one, raw(fleet.frontend.port) as two:
             await until(lambda: connections.open == 2)
             assert await one.closed() == b""
@@ -109,7 +109,7 @@ def test_files_that_are_no_certificate(tmp_path, wrong):
         other.mkdir()
         key = write_certificate(other, "y")[1]
     with pytest.raises(StartError, match="--tls-cert"):
-        Frontend(FrontendConfig(tls_cert=cert, tls_key=key))
+        build_frontend(FrontendConfig(tls_cert=cert, tls_key=key))
 
 
 async def test_the_unix_socket_is_for_the_owner_and_counts_as_operator(tmp_path):
@@ -142,13 +142,13 @@ async def test_a_left_socket_is_replaced_and_a_used_one_is_not(tmp_path):
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
     async with site(ENGINE, unix_socket=path):
-        other = Frontend(FrontendConfig(port=0, unix_socket=path))
+        other = build_frontend(FrontendConfig(port=0, unix_socket=path))
         with pytest.raises(StartError, match="another process listens on it"):
             await other.start()
         assert path.is_socket()
     path.write_text("a file")
     with pytest.raises(StartError, match="--unix-socket"):
-        await Frontend(FrontendConfig(port=0, unix_socket=path)).start()
+        await build_frontend(FrontendConfig(port=0, unix_socket=path)).start()
     assert path.read_text() == "a file"
 
 
@@ -192,7 +192,7 @@ async def test_a_system_port_in_use_is_named():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        frontend = Frontend(FrontendConfig(port=0, system_port=taken.getsockname()[1]))
+        frontend = build_frontend(FrontendConfig(port=0, system_port=taken.getsockname()[1]))
         with pytest.raises(StartError, match="use another --system-port"):
             await frontend.start()
 
@@ -207,7 +207,7 @@ async def test_a_system_port_in_use_is_named():
 )
 async def test_the_start_names_what_an_open_address_lacks(fields, expected, caplog):
     caplog.set_level(logging.INFO)
-    frontend = Frontend(FrontendConfig(port=0, **fields))
+    frontend = build_frontend(FrontendConfig(port=0, **fields))
     await frontend.start()
     try:
         frontend.log_start()

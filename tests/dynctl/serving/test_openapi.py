@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -23,9 +24,10 @@ from dynctl.serving.http.openapi import (
     openapi_document,
     routes_of,
 )
-from dynctl.serving.http.server import Frontend
+from dynctl.serving.http.process import ServingProcess
+from dynctl.serving.http.server import build_frontend
 from dynctl.serving.routing.config import FrontendConfig
-from dynctl.serving.services.router_server import RouterProcess
+from dynctl.serving.services.router_server import build_router
 from dynctl.tokenization import DEMO_MODEL_DIR
 from tests.dynctl.serving.fleets import SLOW_HEALTH, site
 
@@ -41,12 +43,12 @@ def operations(document: dict[str, Any]) -> set[tuple[str, str]]:
     return {(method.upper(), path) for path, row in document["paths"].items() for method in row}
 
 
-@pytest.mark.parametrize("kind", [Frontend, RouterProcess])
+@pytest.mark.parametrize("build", [build_frontend, build_router])
 @pytest.mark.seed("dynamo-1.6: operation: interface document")
 async def test_every_route_is_in_the_document_and_every_path_of_it_answers(
-    kind: type[Frontend],
+    build: Callable[[FrontendConfig], ServingProcess],
 ) -> None:
-    process = kind(FrontendConfig(port=0, model_path=DEMO_MODEL_DIR, health=SLOW_HEALTH))
+    process = build(FrontendConfig(port=0, model_path=DEMO_MODEL_DIR, health=SLOW_HEALTH))
     await process.start()
     try:
         document = await document_of(process.url)
@@ -169,7 +171,7 @@ async def test_a_body_is_accepted_as_its_schema_accepts_it(path: str) -> None:
 
 
 def test_routing_controls_are_described_and_bounded() -> None:
-    process = Frontend(FrontendConfig())
+    process = build_frontend(FrontendConfig())
     components = openapi_document(process.build_app(), "x")["components"]["schemas"]
     for name in ("ChatFields", "CompletionFields", "ResponsesFields", "MessagesFields"):
         assert components[name]["properties"]["nvext"]["$ref"].endswith("/NvExt")
@@ -192,8 +194,8 @@ def test_summaries_and_answers_are_of_routes_that_exist() -> None:
     config = FrontendConfig(port=0, model_path=DEMO_MODEL_DIR)
     live = {
         (method, path)
-        for kind in (Frontend, RouterProcess)
-        for method, path, _ in routes_of(kind(config).build_app())
+        for build in (build_frontend, build_router)
+        for method, path, _ in routes_of(build(config).build_app())
     }
     assert set(ANSWERS) <= live
     assert set(SUMMARIES) <= live
@@ -201,8 +203,8 @@ def test_summaries_and_answers_are_of_routes_that_exist() -> None:
 
 def test_each_operation_has_a_summary_and_an_id_of_its_own() -> None:
     for name in ("frontend", "router"):
-        kind = Frontend if name == "frontend" else RouterProcess
-        app = kind(FrontendConfig(port=0, model_path=DEMO_MODEL_DIR)).build_app()
+        build = build_frontend if name == "frontend" else build_router
+        app = build(FrontendConfig(port=0, model_path=DEMO_MODEL_DIR)).build_app()
         rows = [
             row for path in openapi_document(app, name)["paths"].values() for row in path.values()
         ]

@@ -48,8 +48,10 @@ SECRETS = ("quick brown", "another beginning", "salt-of-a-tenant", "t0ken", "sk-
 
 async def started(fleet: Site) -> Recorder:
     """The recorder of the frontend, once it gets every change."""
-    await until(lambda: bool(fleet.frontend.recordings.active and fleet.service.taps))
-    return fleet.frontend.recordings.active[0]
+    await until(
+        lambda: bool(fleet.frontend.administration.recordings.active and fleet.service.taps)
+    )
+    return fleet.frontend.administration.recordings.active[0]
 
 
 async def traffic(fleet: Site, rounds: int = 4) -> None:
@@ -87,8 +89,8 @@ async def test_a_recorded_frontend_routes_again_the_same_way(tmp_path: Path, spl
         recorder = await started(fleet)
         await traffic(fleet)
         fleet.service.apply(ThresholdsSet("demo", {"active_prefill_tokens_threshold": 10_000}))
-        ids = {one.id for one in fleet.frontend.memory.recent(100)}
-        decisions = [one.plan for one in fleet.frontend.memory.recent(100)]
+        ids = {one.id for one in fleet.frontend.core.memory.recent(100)}
+        decisions = [one.plan for one in fleet.frontend.core.memory.recent(100)]
     records = list(read_recording(path))
     assert recorder.lost == 0
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -151,7 +153,7 @@ async def test_nothing_is_left_of_a_recording_that_ended(tmp_path: Path):
         before = list(fleet.service.observers)
         assert fleet.service.taps == ()
         sink = FileSink(tmp_path / "r")
-        running = asyncio.create_task(fleet.frontend.recordings.record(sink))
+        running = asyncio.create_task(fleet.frontend.administration.recordings.record(sink))
         recorder = await started(fleet)
         await traffic(fleet, 1)
         recorder.stop()
@@ -159,7 +161,7 @@ async def test_nothing_is_left_of_a_recording_that_ended(tmp_path: Path):
         sink.close()
         assert fleet.service.taps == ()
         assert fleet.service.observers == before
-        assert fleet.frontend.recordings.active == []
+        assert fleet.frontend.administration.recordings.active == []
 
 
 async def test_a_client_streams_a_recording_of_whole_chunks(tmp_path: Path):
@@ -181,7 +183,7 @@ async def test_a_client_streams_a_recording_of_whole_chunks(tmp_path: Path):
         assert await reading == ""
         with pytest.raises(UsageProblem, match="the file exists"):
             await asyncio.to_thread(copy, "t0ken", path, 1)
-        await until(lambda: fleet.frontend.recordings.active == [])
+        await until(lambda: fleet.frontend.administration.recordings.active == [])
     records = list(read_recording(path))
     assert isinstance(records[-1], Noted)
     assert records[-1].text == "the recording lasted 2 s, as it was set"
@@ -236,7 +238,7 @@ async def test_the_steps_of_a_canary_are_in_the_recording(tmp_path: Path, caplog
     async with site([{"name": "a0"}]) as fleet:
         await fleet.connected()
         sink = FileSink(path)
-        running = asyncio.create_task(fleet.frontend.recordings.record(sink))
+        running = asyncio.create_task(fleet.frontend.administration.recordings.record(sink))
         recorder = await started(fleet)
         client = FrontendClient(fleet.frontend.url, None)
         replica = Replica("one", client)
@@ -259,7 +261,9 @@ async def test_a_recording_ends_at_its_limit_and_says_so(tmp_path: Path):
     path = tmp_path / "r"
     async with site([{"name": "a0"}]) as fleet:
         sink = FileSink(path)
-        running = asyncio.create_task(fleet.frontend.recordings.record(sink, max_bytes=6_000))
+        running = asyncio.create_task(
+            fleet.frontend.administration.recordings.record(sink, max_bytes=6_000)
+        )
         await started(fleet)
         while not running.done():
             await traffic(fleet, 1)
@@ -301,7 +305,7 @@ async def test_a_slow_sink_loses_records_and_never_time(tmp_path: Path, monkeypa
     async with site([{"name": f"a{i}"} for i in range(2)]) as fleet:
         await fleet.connected()
         slow = Slow()
-        running = asyncio.create_task(fleet.frontend.recordings.record(slow))
+        running = asyncio.create_task(fleet.frontend.administration.recordings.record(slow))
         recorder = await started(fleet)
         await until(lambda: len(slow.data) > 100)
         await traffic(fleet, 6)  # while the sink takes nothing
@@ -322,7 +326,7 @@ async def test_a_slow_sink_loses_records_and_never_time(tmp_path: Path, monkeypa
 
 async def test_only_a_few_recordings_run_at_a_time(tmp_path: Path):
     async with site([{"name": "a0"}]) as fleet:
-        recordings: Recordings = fleet.frontend.recordings
+        recordings: Recordings = fleet.frontend.administration.recordings
         sinks = [FileSink(tmp_path / str(i)) for i in range(recorder_module.MOST_RECORDINGS)]
         tasks = [asyncio.create_task(recordings.record(one)) for one in sinks]
         await until(lambda: len(recordings.active) == len(sinks))
@@ -349,7 +353,7 @@ async def test_a_sink_that_fails_ends_the_recording_of_a_process(tmp_path: Path,
         assert fleet.service.taps == ()
         assert (await fleet.chat())[0] == 200
         # It stays after the task has ended.
-        await until(lambda: not fleet.frontend.recordings.active)
+        await until(lambda: not fleet.frontend.administration.recordings.active)
         assert any("recording to" in one.message for one in fleet.service.conditions)
 
 
@@ -366,7 +370,7 @@ async def test_a_recording_that_failed_goes_on_in_a_new_file(tmp_path: Path, mon
     async with site([{"name": "a0"}], record=path) as fleet:
         await until(lambda: fleet.service.tasks.failures["recording"] == 1)
         assert any("int too big" in one.message for one in fleet.service.conditions)
-        await until(lambda: bool(fleet.frontend.recordings.active), seconds=10)
+        await until(lambda: bool(fleet.frontend.administration.recordings.active), seconds=10)
         await traffic(fleet, 1)
     assert old_of(path).exists()
     assert of(Finished, list(read_recording(path)))

@@ -135,7 +135,7 @@ async def test_requests_through_a_gateway_leave_none():
             await stream.ask(chat_body(WORDS))
             stream.call.cancel()
             await found.idle()
-            await until(lambda: not found.frontend.inference.in_flight)
+            await until(lambda: not found.frontend.core.inference.in_flight)
 
         await one()
         with cycles() as counted:

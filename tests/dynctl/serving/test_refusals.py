@@ -136,7 +136,7 @@ async def test_a_defect_is_a_500_with_an_id_and_no_traceback(monkeypatch):
         assert status == 500
         assert headers["x-dynctl-decision"] in body["error"]["message"]
         assert "secret" not in json.dumps(body)
-        assert fleet.frontend.inference.in_flight == 0
+        assert fleet.frontend.core.inference.in_flight == 0
 
 
 async def test_too_many_requests_in_flight():
@@ -228,7 +228,7 @@ async def test_a_body_that_never_ends_is_not_waited_for():
         head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 408")
         writer.close()
-        await until(lambda: fleet.frontend.inference.in_flight == 0)
+        await until(lambda: fleet.frontend.core.inference.in_flight == 0)
 
 
 async def test_bodies_in_flight_have_a_bound_together():

@@ -18,11 +18,12 @@ from aiohttp.test_utils import TestServer
 
 from dynctl.documents.frontends import MAX_PLACES
 from dynctl.serving.engines.failures import UpstreamFailure
-from dynctl.serving.http.server import Frontend
+from dynctl.serving.http.process import ServingProcess
+from dynctl.serving.http.server import build_frontend
 from dynctl.serving.remote import routing as remote_module
 from dynctl.serving.remote.routing import RemoteRouting
 from dynctl.serving.routing.config import FrontendConfig, Limits
-from dynctl.serving.services.router_server import RouterProcess
+from dynctl.serving.services.router_server import BookingsPart, build_router
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.engine.process import RunningEngine, start_engine
 from dynctl.tokenization import DEMO_MODEL_DIR
@@ -53,7 +54,7 @@ class Several:
     def __init__(self, stack: AsyncExitStack, client: aiohttp.ClientSession) -> None:
         self.engines: dict[str, RunningEngine] = {}
         self.frontends: list[Site] = []
-        self.router: RouterProcess
+        self.router: ServingProcess
         self._stack = stack
         self.client = client
         self._workers: tuple[str, ...] = ()
@@ -62,8 +63,8 @@ class Several:
     async def start_router(self, port: int = 0, **settings: Any) -> None:
         self._values = {**self._values, **settings}
         values = {"workers": self._workers, "health": QUICK_HEALTH, **self._values}
-        self.router = RouterProcess(FrontendConfig(port=port, **values))
-        self.router.frontends.lease_s = 120.0
+        self.router = build_router(FrontendConfig(port=port, **values))
+        self.router.part(BookingsPart).frontends.lease_s = 120.0
         await self.router.start()
         self._stack.push_async_callback(self.router.close)
 
@@ -76,7 +77,7 @@ class Several:
             "router_url": self.router.url,
             **settings,
         }
-        frontend = Frontend(FrontendConfig(**values))
+        frontend = build_frontend(FrontendConfig(**values))
         await frontend.start()
         self._stack.push_async_callback(frontend.close)
         site = Site(frontend, self.client)
@@ -86,13 +87,13 @@ class Several:
 
     async def kill_router(self) -> None:
         """As after SIGKILL: connections are cut, nothing is said."""
-        for connections in self.router.connections:
+        for connections in self.router.listeners.connections:
             await connections.close()
         await self.router.close()
 
     def booked(self) -> int:
         """Requests that the router has booked."""
-        return len(self.router.selection)
+        return len(self.router.part(BookingsPart).selection)
 
     def load(self) -> dict[str, tuple[int, int, int]]:
         return Site(self.router, self.client).load()
@@ -245,7 +246,7 @@ async def test_a_frontend_shows_the_fleet_of_its_router():
         ranks = [rank for row in shown["workers"] for rank in row["ranks"]]
         assert sum(rank["cached_blocks"] for rank in ranks) > 8
         _, load = await other.get("/v1/fleet")
-        assert load["recorded"] == fleet.router.memory.recorded
+        assert load["recorded"] == fleet.router.core.memory.recorded
         assert "TOKENIZER_DIFFERS" in {row["code"] for row in load["conditions"]}
         status, _ = await other.get("/v1/view")
         assert status == 409
@@ -386,7 +387,7 @@ async def test_keys_of_engines_and_the_token_stay_apart():
         )
         assert status == 201, body
         site = await fleet.add_frontend(router_token="t0ken", engine_api_key="sk-engine")
-        sent = site.frontend.upstream._credentials
+        sent = site.frontend.core.upstream._credentials
         assert sent == {fleet.engines["a0"].url: "Bearer sk-engine"}
         # Nothing that the router sends has a key, and its token goes to no engine.
         status, cards = await site.get("/v1/workers")
@@ -648,9 +649,9 @@ async def test_without_the_router_requests_are_routed_by_load_and_it_heals():
         await fleet.start_router(port)
         await until(lambda: not any("ROUTER_LOST" in conditions(one) for one in fleet.frontends))
         served = len(answers)
-        decided = fleet.router.memory.recorded
+        decided = fleet.router.core.memory.recorded
         await until(lambda: len(answers) > served + 20)
-        assert fleet.router.memory.recorded > decided
+        assert fleet.router.core.memory.recorded > decided
         stop.set()
         await asyncio.gather(*clients)
         assert set(answers) == {200}
@@ -732,7 +733,7 @@ async def test_a_silent_frontend_loses_its_lease_and_its_bookings():
         await until(lambda: fleet.booked() == 1)
         await dead.frontend.service.tasks.close()  # no heartbeats: as after SIGKILL
         remote(dead).link.up = False
-        fleet.router.frontends.lease_s = 0.5
+        fleet.router.part(BookingsPart).frontends.lease_s = 0.5
         await until(lambda: fleet.booked() == 0)
         assert fleet.load()["a0"] == (0, 0, 0)
         status, _ = await Site(fleet.router, alive.client).get("/v1/frontends")
@@ -745,9 +746,9 @@ async def test_a_silent_frontend_loses_its_lease_and_its_bookings():
 
 async def test_a_frontend_that_stops_leaves():
     async with several() as fleet:
-        assert len(fleet.router.frontends) == 2
+        assert len(fleet.router.part(BookingsPart).frontends) == 2
         await fleet.frontends[0].frontend.close()
-        assert len(fleet.router.frontends) == 1
+        assert len(fleet.router.part(BookingsPart).frontends) == 1
 
 
 async def test_a_frontend_starts_without_its_router(monkeypatch):

@@ -45,12 +45,12 @@ async def test_what_the_engine_reports_is_compared_with_the_prediction(stream: b
     async with site([{"name": "a0"}]) as fleet:
         await fleet.connected()
         await twice(fleet, stream=stream)
-        await until(lambda: bool(fleet.frontend.audit.rows()))
-        await until(lambda: fleet.frontend.audit.rows()[0].requests == 2)
+        await until(lambda: bool(fleet.frontend.core.audit.rows()))
+        await until(lambda: fleet.frontend.core.audit.rows()[0].requests == 2)
         row = (await rows(fleet))["a0"]
         assert (row.requests, row.hits, row.causes) == (2, 2, {})
         assert row.predicted_tokens == row.reported_tokens > 0
-        metrics = fleet.frontend.metrics.render()
+        metrics = fleet.frontend.administration.metrics.render()
         hits = 'dynctl_worker_predictions_total{worker="a0",role="aggregated",result="hit"} 2'
         assert hits in metrics
 

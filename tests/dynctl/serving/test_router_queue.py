@@ -10,10 +10,10 @@ import aiohttp
 import pytest
 from aiohttp.test_utils import TestClient
 
-from dynctl.serving.http.server import Frontend
+from dynctl.serving.http.server import build_frontend
 from dynctl.serving.routing.config import FrontendConfig, Limits
 from dynctl.serving.routing.service import RoutingService
-from dynctl.serving.services.router_server import RouterProcess
+from dynctl.serving.services.router_server import build_router
 from dynctl.serving.telemetry.observers import RequestRecord, ServiceObserver
 from dynctl.tokenization import DEMO_MODEL_DIR
 from router_core import (
@@ -275,7 +275,7 @@ async def test_shutdown_serves_the_waiting() -> None:
         task = sent(found, "hello")
         await waiting(found, 1)
         drained = asyncio.create_task(found.frontend.drain())
-        await until(lambda: found.frontend.inference.draining)
+        await until(lambda: found.service.draining)
         assert (await found.chat("late"))[0] == 503
         release(found)
         assert (await task)[0] == 200
@@ -426,7 +426,9 @@ def test_a_frontend_with_a_wrong_policy_file_does_not_start(tmp_path: Any) -> No
     file.write_text("policy_classes: []")
     router = RouterConfig(router_policy_config=str(file))
     with pytest.raises(Exception, match=r"--router-policy-config .*classes.yaml: default_policy"):
-        Frontend(FrontendConfig(router=router, model_path=DEMO_MODEL_DIR, health=QUICK_HEALTH))
+        build_frontend(
+            FrontendConfig(router=router, model_path=DEMO_MODEL_DIR, health=QUICK_HEALTH)
+        )
 
 
 @pytest.mark.seed("dynamo-1.6: router queue: overlap refresh")
@@ -502,7 +504,7 @@ async def test_a_client_of_select_and_book_that_leaves_books_nothing() -> None:
 
 async def test_a_router_that_stops_serves_the_waiting() -> None:
     config = RouterConfig().with_values(ANY_LOAD)
-    router = RouterProcess(FrontendConfig(port=0, router=config, limits=Limits(drain_s=60.0)))
+    router = build_router(FrontendConfig(port=0, router=config, limits=Limits(drain_s=60.0)))
     await router.start()
     try:
         assert router.service.upsert_worker(worker(1)).ok
@@ -517,7 +519,7 @@ async def test_a_router_that_stops_serves_the_waiting() -> None:
             task = asyncio.create_task(book("second"))
             await until(lambda: "second" in router.service.router.queue)
             drained = asyncio.create_task(router.drain())
-            await until(lambda: router.selection.draining)
+            await until(lambda: router.service.draining)
             assert (await book("late"))[0] == 503
             await client.delete("/v1/bookings/first")
             assert (await task)[0] == 201

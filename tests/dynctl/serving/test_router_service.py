@@ -21,7 +21,7 @@ from dynctl.serving.records.decision_memory import DecisionMemory
 from dynctl.serving.records.metrics import Metrics
 from dynctl.serving.routing.config import FrontendConfig
 from dynctl.serving.routing.service import RoutingService
-from dynctl.serving.services.router_server import RouterProcess
+from dynctl.serving.services.router_server import build_router
 from router_core import (
     BlocksStored,
     KvEvent,
@@ -451,8 +451,8 @@ async def test_bookings_are_bounded(monkeypatch):
 
 
 async def test_a_draining_router_takes_no_bookings():
-    async with routing() as (client, _, api, _):
-        api.draining = True
+    async with routing() as (client, service, _, _):
+        service.drain()
         answer = await client.post("/v1/select_and_book", json={"token_ids": TOKENS})
         assert answer.status == 503
         assert answer.headers["retry-after"] == "1"
@@ -738,7 +738,7 @@ async def test_the_token_guards_every_endpoint(method, path):
 @pytest.mark.seed("router-guide: deployments: metrics of the standalone router")
 async def test_the_process_has_no_inference_and_a_system_port():
     config = FrontendConfig(port=0, system_port=0, model_name="tiny")
-    process = RouterProcess(config)
+    process = build_router(config)
     await process.start()
     try:
         assert process.service.upsert_worker(worker(1)).ok
@@ -758,7 +758,7 @@ async def test_the_process_has_no_inference_and_a_system_port():
             assert 'dynamo_frontend_inflight_requests{model="tiny"} 1' in text
             assert (await client.post("/v1/select", json={})).status == 404
         await process.drain()
-        assert process.selection.draining
+        assert process.service.draining
     finally:
         await process.close()
 

@@ -10,7 +10,7 @@ import pytest
 
 from dynctl.base.tasks import Supervisor
 from dynctl.serving.routing.config import FrontendConfig
-from dynctl.serving.services.router_server import RouterProcess
+from dynctl.serving.services.router_server import DynamoServices, build_router
 from dynctl.serving.services.select_api import ADDED, SELECT, TRACKED, WORKER
 from dynctl.serving.services.select_service import PENDING_S, SelectService
 from dynctl.serving.services.select_workers import SelectionError
@@ -136,15 +136,15 @@ async def test_both_services_have_ports_of_their_own_and_changes_need_the_token(
     config = FrontendConfig(
         port=0, select_service_port=0, slot_tracker_port=0, api_token="secret-1"
     )
-    process = RouterProcess(config)
+    process = build_router(config)
     await process.start()
     try:
         operator = {"authorization": "Bearer secret-1"}
         body = {"worker_id": 1, "model_name": "m", "block_size": 4, "dp_start": 0, "dp_size": 1}
         async with aiohttp.ClientSession() as session:
             for port, path in (
-                (process.select_service_port, "/workers"),
-                (process.slot_tracker_port, "/register"),
+                (process.part(DynamoServices).select_service_port, "/workers"),
+                (process.part(DynamoServices).slot_tracker_port, "/register"),
             ):
                 url = f"http://127.0.0.1:{port}{path}"
                 async with session.post(url, json=body) as refused:
@@ -158,13 +158,13 @@ async def test_both_services_have_ports_of_their_own_and_changes_need_the_token(
 
 
 async def test_no_id_of_a_path_or_a_rank_is_a_failure_and_no_name_breaks_the_lists() -> None:
-    process = RouterProcess(FrontendConfig(port=0, select_service_port=0, slot_tracker_port=0))
+    process = build_router(FrontendConfig(port=0, select_service_port=0, slot_tracker_port=0))
     await process.start()
     headers = {"content-type": "application/json"}
     zeros = "0" * 30 + "9" * 4_400
     try:
-        selection = f"http://127.0.0.1:{process.select_service_port}"
-        tracker = f"http://127.0.0.1:{process.slot_tracker_port}"
+        selection = f"http://127.0.0.1:{process.part(DynamoServices).select_service_port}"
+        tracker = f"http://127.0.0.1:{process.part(DynamoServices).slot_tracker_port}"
         name = '"model_name": "\\ud800"'
         tracked = f'{{"worker_id": 1, "block_size": 4, "dp_start": 0, "dp_size": 1, {name}}}'
         ranks = f'{{"worker_id": 1, "kv_events_endpoints": {{"{zeros}": "tcp://127.0.0.1:1"}}}}'
@@ -276,10 +276,13 @@ async def test_a_clock_that_is_set_ends_no_reservation(
         slot_tracker_port=0,
         router=RouterConfig(use_kv_events=False),
     )
-    process = RouterProcess(config)
+    process = build_router(config)
     await process.start()
     try:
-        made, tracker = process.select_service, process.slot_tracker
+        made, tracker = (
+            process.part(DynamoServices).select_service,
+            process.part(DynamoServices).slot_tracker,
+        )
         assert made is not None
         assert tracker is not None
         card = {"worker_id": 1, "endpoint": "http://w1", "block_size": BLOCK}

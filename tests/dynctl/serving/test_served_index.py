@@ -13,7 +13,8 @@ from dynctl.base.options import GlobalOptions
 from dynctl.health import conditions as codes
 from dynctl.health.deployment import Deployment, RegisteredWorker
 from dynctl.serving.dynamo.served_index import PAUSE_S, IndexQueries, RemoteIndex
-from dynctl.serving.http.server import Frontend
+from dynctl.serving.http.dynamo_part import DynamoPart
+from dynctl.serving.http.server import build_frontend
 from dynctl.serving.routing.config import DynamoConfig, FrontendConfig
 from dynctl.serving.routing.service import RoutingService
 from dynctl.settings.router_settings import resolve
@@ -154,10 +155,12 @@ async def test_a_frontend_serves_or_queries_an_index_with_its_flag_alone(
     planes = GlobalOptions(discovery="file", file_kv=tmp_path, context_applied=True)
     router = resolve({flag: given}, {}).config
     dynamo = DynamoConfig(planes, None, tmp_path / "models")
-    frontend = Frontend(FrontendConfig(port=0, router=router, dynamo=dynamo))
+    frontend = build_frontend(FrontendConfig(port=0, router=router, dynamo=dynamo))
     await frontend.start()
     try:
-        assert (frontend.registered is not None) is (given and flag == "--serve-indexer")
+        assert (frontend.part(DynamoPart).registered is not None) is (
+            given and flag == "--serve-indexer"
+        )
         queries = given and flag == "--use-remote-indexer"
         assert (frontend.service.ask_index is not None) is queries
     finally:

@@ -16,9 +16,9 @@ from aiohttp.test_utils import TestServer
 
 from dynctl.serving.engines.facts import build_worker, event_sources
 from dynctl.serving.engines.worker_spec import parse_worker_spec
-from dynctl.serving.http.server import Frontend
+from dynctl.serving.http.server import build_frontend
 from dynctl.serving.routing.config import FrontendConfig
-from dynctl.serving.services.router_server import RouterProcess
+from dynctl.serving.services.router_server import build_router
 from dynctl.wire.engine_kinds.sglang.kind import facts_from_server_info
 from tests.contract.zmq_publisher import ScriptedPublisher
 from tests.dynctl.serving.fleets import QUICK_HEALTH, Site, site
@@ -97,13 +97,15 @@ async def test_adapters_are_named_as_sglang_reads_them() -> None:
 async def test_frontends_of_a_router_know_what_is_sglang() -> None:
     seen: Seen = []
     async with engine(seen) as url:
-        router = RouterProcess(
+        router = build_router(
             FrontendConfig(port=0, workers=(f"{url},name=e",), health=QUICK_HEALTH)
         )
         await router.start()
         try:
             await until(lambda: bool(router.service.models()))
-            frontend = Frontend(FrontendConfig(port=0, router_url=router.url, health=QUICK_HEALTH))
+            frontend = build_frontend(
+                FrontendConfig(port=0, router_url=router.url, health=QUICK_HEALTH)
+            )
             await frontend.start()
             try:
                 async with aiohttp.ClientSession() as client:

@@ -18,7 +18,7 @@ from dynctl.health import conditions as codes
 from dynctl.serving.dynamo.observer import Observer
 from dynctl.serving.dynamo.shadow import LOG, NO_EVENTS, REFUSED, Finding, Reading
 from dynctl.serving.routing.config import FrontendConfig
-from dynctl.serving.services.observe_server import ObserverProcess
+from dynctl.serving.services.observe_server import Observed, ShadowPart, build_observer
 from dynctl.wire.dynamo.active_sequences import (
     SequenceAdded,
     SequenceEvent,
@@ -65,17 +65,15 @@ class Watched:
     def __init__(self, **config: Any) -> None:
         self.rig = Rig()
         self.beside = Beside()
-        self.process = ObserverProcess(
+        self.process = build_observer(
             FrontendConfig(port=0, **config),
-            open_planes=lambda: self.rig.planes,
-            namespace="dynamo",
-            beside=self.beside,
+            Observed(lambda: self.rig.planes, "dynamo", self.beside),
         )
         self.session = ClientSession()
 
     @property
     def observer(self) -> Observer:
-        return self.process.shadow.observer
+        return self.process.part(ShadowPart).shadow.observer
 
     def workers(self, role: Role) -> list[int]:
         return [w.worker_id for w in self.process.service.router.registry if w.role is role]
@@ -165,7 +163,7 @@ async def test_a_recording_has_what_the_frontend_counted_as_cached_for_a_prefill
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prefill, decode = watched.workers(Role.PREFILL)[0], watched.workers(Role.DECODE)[0]
-    shadow, records = watched.process.shadow, list[Any]()
+    shadow, records = watched.process.part(ShadowPart).shadow, list[Any]()
     monkeypatch.setattr(shadow._recordings, "add", lambda make: records.append(make(5.0)))
     # Of 3 blocks of 16 and 5 tokens, 21 tokens are computed: 2 blocks were cached.
     shadow._take_sequence(added("r1", prefill, None, 21))
@@ -192,7 +190,7 @@ async def test_choices_are_audited_and_counted(watched: Watched) -> None:
     assert fleet["skipped"]["one worker only: nothing to choose"] == 1
     crossed = {(one["local"], one["crossing"]) for one in fleet["transfers"]}
     assert crossed == {(1, 1)}
-    text = watched.process.metrics.render()
+    text = watched.process.administration.metrics.render()
     for verdict in ("as_predicted", "differs"):
         labels = f'{{source="replica-sync events",verdict="{verdict}"}}'
         assert f"dynctl_observed_choices_total{labels} 1" in text
@@ -301,13 +299,13 @@ async def test_operators_need_their_token() -> None:
 async def test_the_fleet_has_what_clients_of_the_frontends_got(watched: Watched) -> None:
     assert "traffic" not in await watched.get("/v1/fleet"), "no frontend counts requests"
     watched.beside.traffic = Traffic(40, 1, 2, prompt_tokens=900, cached_tokens=300)
-    await until(lambda: watched.process.shadow.reading.traffic is not None)
+    await until(lambda: watched.process.part(ShadowPart).shadow.reading.traffic is not None)
     found = (await watched.get("/v1/fleet"))["traffic"]
     assert (found["requests"], found["refused"], found["cached_tokens"]) == (40, 2, 300)
 
 
 async def test_findings_and_a_lost_discovery_are_conditions(watched: Watched) -> None:
-    shadow, conditions = watched.process.shadow, watched.process.service.conditions
+    shadow, conditions = watched.process.part(ShadowPart).shadow, watched.process.service.conditions
     watched.beside.findings = (Finding("DYR0203", "backend/x", "it is odd"),)
     shadow._judged_at = float("-inf")
     await shadow._read()
@@ -327,16 +325,16 @@ async def test_findings_and_a_lost_discovery_are_conditions(watched: Watched) ->
 
 async def test_days_of_requests_stay_within_bounds(watched: Watched) -> None:
     """Requests whose ends are lost, hops without a second one, and workers that come and go."""
-    shadow, process = watched.process.shadow, watched.process
-    process.memory.max_bytes = 200_000
+    shadow, process = watched.process.part(ShadowPart).shadow, watched.process
+    process.core.memory.max_bytes = 200_000
     prefill, decode = watched.workers(Role.PREFILL)[0], watched.workers(Role.DECODE)[0]
     for number in range(12_000):
         name = f"r{number}"
         shadow._take_sequence(added(name, prefill, None, 16))
         if number % 3:
             shadow._take_sequence(added(name, decode, (number, number + 1)))
-    assert process.memory.size <= 200_000
-    assert process.memory.recorded == 8_000
+    assert process.core.memory.size <= 200_000
+    assert process.core.memory.recorded == 8_000
     assert len(shadow._open) <= 10_000
     load = watched.observer.load
     for number in range(30_000):

@@ -15,7 +15,8 @@ import pytest
 from nats.aio.msg import Msg
 
 from dynctl.base.errors import UsageProblem
-from dynctl.serving.http.server import Frontend
+from dynctl.serving.http.parts import LoadSharingPart
+from dynctl.serving.http.server import build_frontend
 from dynctl.serving.routing import replicas
 from dynctl.serving.routing.config import FrontendConfig, Limits, ReplicaConfig
 from dynctl.simulation.engine.config import EngineConfig
@@ -70,7 +71,7 @@ async def pair(
                 "replicas": others,
                 **settings,
             }
-            frontend = Frontend(FrontendConfig(**values))
+            frontend = build_frontend(FrontendConfig(**values))
             await frontend.start()
             stack.push_async_callback(frontend.close)
             client = await stack.enter_async_context(
@@ -83,8 +84,8 @@ async def pair(
 
 
 def in_step(site: Site) -> bool:
-    assert site.frontend.replicas is not None
-    return [row.state for row in site.frontend.replicas.rows()] == ["in step"]
+    sync = site.frontend.part(LoadSharingPart).sync
+    return sync is not None and [row.state for row in sync.rows()] == ["in step"]
 
 
 @asynccontextmanager
@@ -174,8 +175,8 @@ async def test_peers_are_in_the_fleet_and_the_metrics(tmp_path: Path) -> None:
         await until(lambda: busy(b))
         (row,) = (await b.get("/v1/fleet"))[1]["replicas"]
         assert (row["name"], row["state"], row["requests"]) == (a.frontend.url, "in step", 1)
-        assert row["router_id"] == f"{a.frontend.router_id:016x}"
-        text = b.frontend.metrics.render()
+        assert row["router_id"] == f"{a.frontend.core.routing.router_id:016x}"
+        text = b.frontend.administration.metrics.render()
         assert f'dynctl_replica_up{{replica="{a.frontend.url}"}} 1' in text
         assert f'dynctl_replica_requests{{replica="{a.frontend.url}"}} 1' in text
         assert 'dynctl_replica_events_total{direction="received",event="add"} 1' in text
@@ -186,7 +187,7 @@ async def test_an_address_that_cannot_be_bound_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         UsageProblem, match=r"--router-replica-bind ipc:.*: its file or directory does not"
     ):
-        await Frontend(config).start()
+        await build_frontend(config).start()
 
 
 async def test_commands_show_the_other_router_and_count_no_request_twice(tmp_path: Path) -> None:

@@ -243,8 +243,10 @@ async def test_isolation_of_a_key_changes_with_its_file(tmp_path) -> None:
         assert reused(await ask(fleet, GUEST)) == 0
         assert reused(await ask(fleet, GUEST)) > 0
         keys.write_text(f"{FIRST}\n{SECOND} isolate=yes\n{GUEST} isolate=no\n")
-        await until(lambda: fleet.frontend.keys.load() or fleet.frontend.keys.isolated == 1)
-        guest, second = (fleet.frontend.keys.find(key.encode()) for key in (GUEST, SECOND))
+        await until(
+            lambda: fleet.frontend.core.keys.load() or fleet.frontend.core.keys.isolated == 1
+        )
+        guest, second = (fleet.frontend.core.keys.find(key.encode()) for key in (GUEST, SECOND))
         assert guest is not None
         assert second is not None
         assert (guest.rights.isolated, second.rights.isolated) == (False, True)

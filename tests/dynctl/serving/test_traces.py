@@ -10,7 +10,7 @@ from dynctl.adapters.otlp import SpanExport, collector_url
 from dynctl.base.errors import UsageProblem
 from dynctl.health import conditions as codes
 from dynctl.serving.routing.config import FrontendConfig
-from dynctl.serving.services.router_server import RouterProcess
+from dynctl.serving.services.router_server import build_router
 from dynctl.tokenization import DEMO_MODEL_DIR
 from tests.dynctl.serving.collectors import collector
 from tests.dynctl.serving.fleets import SLOW_HEALTH, site, zone
@@ -164,7 +164,7 @@ async def test_a_router_has_a_span_for_each_booking():
             health=SLOW_HEALTH,
             otlp_endpoint=collector_url(spans.url),
         )
-        router = RouterProcess(config)
+        router = build_router(config)
         await router.start()
         try:
             body = {"model": "demo", "token_ids": list(range(64))}

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynctl.base.errors import UsageProblem
-from dynctl.serving.http.server import Frontend
+from dynctl.serving.http.server import build_frontend
 from dynctl.serving.routing.config import FrontendConfig
 from dynctl.serving.routing.transfer_file import configured_table, read_transfer_file
 from dynctl.wire.model_config import UnknownSize, kv_bytes_per_token
@@ -135,7 +135,7 @@ def test_no_content_is_an_internal_error(tmp_path_factory: Any, content: bytes) 
 
 def test_a_missing_file_stops_the_start(tmp_path: Path) -> None:
     with pytest.raises(UsageProblem, match="the file does not exist"):
-        Frontend(FrontendConfig(router=settings(tmp_path / "none.yaml")))
+        build_frontend(FrontendConfig(router=settings(tmp_path / "none.yaml")))
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_the_size_comes_from_the_models_config(tmp_path: Path) -> None:
 def test_a_dry_run_can_set_a_weight_that_the_frontend_has_not(tmp_path: Path) -> None:
     path = written(tmp_path, GOOD + "bytes_per_token: 131072\n")
     config = RouterConfig(router_kv_transfer_qos=str(path))
-    router = Frontend(FrontendConfig(router=config)).service.router
+    router = build_frontend(FrontendConfig(router=config)).service.router
     assert router.transfer is not None
     assert router.view().transfer is None
     tried = router.view(config.with_values({"router_kv_transfer_weight": 50.0}))
@@ -196,7 +196,7 @@ def test_a_changed_file_is_read_or_refused(
 
 def test_the_frontend_applies_the_table(tmp_path: Path) -> None:
     path = written(tmp_path, GOOD + "bytes_per_token: 131072\n")
-    frontend = Frontend(FrontendConfig(router=settings(path)))
+    frontend = build_frontend(FrontendConfig(router=settings(path)))
     assert frontend.service.router.transfer == read_transfer_file(path)
 
 

@@ -6,12 +6,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from dynctl.serving.http.server import Frontend
+from dynctl.serving.http.server import build_frontend
 from dynctl.serving.routing.config import FrontendConfig
-from dynctl.serving.services.router_server import RouterProcess
+from dynctl.serving.services.router_server import build_router
 from dynctl.tokenization import DEMO_MODEL_DIR
 from dynctl.web.routes import SESSION_S, page_routes
-from tests.dynctl.serving.fleets import SLOW_HEALTH, FrontendWithPage, Site, site
+from tests.dynctl.serving.fleets import SLOW_HEALTH, Site, frontend_with_page, site
 from tests.dynctl.serving.fleets import zone as in_zone
 
 SECRET = "an admin token of the tests"
@@ -20,7 +20,7 @@ PAGES = ("/ui", "/ui?sort=name", "/ui/decisions/x", "/ui/codes/DYT0901")
 
 def fleet(**values):
     return site(
-        [{"name": "a0", **in_zone("zone-a")}], health=SLOW_HEALTH, kind=FrontendWithPage, **values
+        [{"name": "a0", **in_zone("zone-a")}], health=SLOW_HEALTH, kind=frontend_with_page, **values
     )
 
 
@@ -68,7 +68,7 @@ async def _router(found: Site, token: str | None = None):
         api_token=token,
         health=SLOW_HEALTH,
     )
-    process = RouterProcess(config, (page_routes,))
+    process = build_router(config, (page_routes,))
     await process.start()
     try:
         yield process
@@ -82,7 +82,7 @@ async def test_the_page_of_a_router_and_of_a_frontend_that_shares_it():
             assert answer.status == 200
             assert "a0" in await answer.text()
         config = FrontendConfig(port=0, router_url=router.url, model_path=DEMO_MODEL_DIR)
-        sharing = Frontend(config, extra_routes=(page_routes,))
+        sharing = build_frontend(config, extra_routes=(page_routes,))
         await sharing.start()
         try:
             body = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
@@ -236,7 +236,7 @@ async def test_signing_out_ends_the_session_of_the_browser():
 
 async def test_the_page_changes_nothing():
     methods = {
-        (route.method, route.path) for route in page_routes(Frontend(FrontendConfig(port=0)))
+        (route.method, route.path) for route in page_routes(build_frontend(FrontendConfig(port=0)))
     }
     assert {path for method, path in methods if method != "GET"} == {"/ui/session", "/ui/leave"}
 
@@ -244,14 +244,14 @@ async def test_the_page_changes_nothing():
 async def test_viewers_share_a_reading():
     async with fleet() as found:
         reads = 0
-        steps = found.frontend.feed.steps
+        steps = found.frontend.administration.feed.steps
 
         def counted(known=None):
             nonlocal reads
             reads += 1
             return steps(known)
 
-        found.frontend.feed.steps = counted
+        found.frontend.administration.feed.steps = counted
         clock = found.frontend.service.clock
         before = clock()
         for _ in range(30):
