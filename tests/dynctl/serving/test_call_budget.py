@@ -97,9 +97,11 @@ def text(number: int) -> str:
 
 
 async def chats(found: Site, **fields: Any) -> Calls:
+    url = found.url("/v1/chat/completions")
+
     async def chat(number: int) -> None:
         body = chat_body(text(number), max_tokens=32, **fields)
-        async with found.client.post(found.url("/v1/chat/completions"), json=body) as answer:
+        async with found.client.post(url, json=body) as answer:
             assert answer.status == 200
             assert await answer.read()
 
