@@ -139,9 +139,14 @@ async def test_a_request_to_a_worker_of_a_dynamo(tmp_path: Path) -> None:
     (tmp_path / "v1").mkdir()
     async with dynamo_site(tmp_path, Fault.NONE) as found:
 
+        url = f"{found.frontend.url}/v1/completions"
+
         async def ask(number: int) -> None:
-            status, _ = await found.ask(prompt=text(number), max_tokens=32, stream=True)
-            assert status == 200
+            prompt = text(number)
+            body = {"model": "demo", "prompt": prompt, "max_tokens": 32, "stream": True}
+            async with found.client.post(url, json=body) as answer:
+                assert answer.status == 200
+                assert await answer.read()
 
         within("worker of a Dynamo", await fewest(ask))
 
