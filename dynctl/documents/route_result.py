@@ -399,12 +399,16 @@ class RouteResult(msgspec.Struct, frozen=True):
     schema: int = SCHEMA
 
     @property
+    def hops(self) -> list[DecisionResult]:
+        """The hops that were decided, in order."""
+        return [hop for hop in (self.prefill, self.decode) if hop is not None]
+
+    @property
     def ok(self) -> bool:
         """Whether every hop has a winner; of an observed choice, whether there was one."""
         if not isinstance(self.observed, UnsetType):
             return not self.observed.refused
-        hops = [hop for hop in (self.prefill, self.decode) if hop is not None]
-        return bool(hops) and all(hop.winner is not None for hop in hops)
+        return bool(self.hops) and all(hop.winner is not None for hop in self.hops)
 
 
 def waiting_text(queue: QueueRow) -> str:

@@ -5,7 +5,7 @@ Lists and the dashboard use the same columns, so that a number reads the same ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -43,7 +43,8 @@ class Column(Generic[Row]):
 
     ``rank``: 0 always stays on narrow terminals, higher ranks leave earlier. ``wide`` columns
     appear with ``-o wide`` or on wide terminals. ``name`` columns are shortened in the middle,
-    down to ``shortest`` characters; with ``sentence`` at the end.
+    down to ``shortest`` characters; with ``sentence`` at the end. ``needed``: whether a row has
+    something to show there; a column that no row needs is left out.
     """
 
     key: str
@@ -57,6 +58,7 @@ class Column(Generic[Row]):
     name: bool = False
     shortest: int = SHORTEST
     sentence: bool = False
+    needed: Callable[[Row], bool] | None = None
 
     def cell(self, row: Row) -> str:
         """The text of a row."""
@@ -177,9 +179,15 @@ def visible(columns: Sequence[Column[Row]], *, wide: bool, width: int | None) ->
     return [column for column in columns if not column.wide]
 
 
-def table(columns: Sequence[Column[Any]], rows: Sequence[Any], canvas: Canvas) -> str:
+def needed_columns(columns: Iterable[Column[Row]], rows: Sequence[Row]) -> list[Column[Row]]:
+    """The columns that any of ``rows`` needs."""
+    return [column for column in columns if column.needed is None or any(map(column.needed, rows))]
+
+
+def table(columns: Iterable[Column[Any]], rows: Sequence[Any], canvas: Canvas) -> str:
     """A list as a table: heading, one line per row, as wide as the canvas."""
-    fitted = fit(visible(columns, wide=canvas.wide, width=canvas.width), rows, canvas.width)
+    shown = visible(needed_columns(columns, rows), wide=canvas.wide, width=canvas.width)
+    fitted = fit(shown, rows, canvas.width)
     lines = [fitted.line(row) for row in rows]
     if canvas.headings:
         lines.insert(0, canvas.faint(fitted.heading()))

@@ -1,5 +1,6 @@
 """Numbers and shortened texts for screens; JSON has the raw values."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from dynctl.screens.cells import beginning, cells, ending
@@ -52,6 +53,12 @@ def seconds(value: float | None) -> str:
 def plural(number: int, noun: str) -> str:
     """``1 worker``, ``2,048 workers``."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def first_names(names: Sequence[str], most: int) -> str:
+    """``a, b and 3 more``: at most so many names, and the number of the others."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def estimate(number: int) -> str:

@@ -6,18 +6,24 @@ on a view look the same.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from msgspec import UNSET
 
 from dynctl.documents.decisions import ClientResponse, PastDecision
-from dynctl.documents.route_result import DecisionResult, ObservedChoice, RouteResult
+from dynctl.documents.route_result import (
+    CandidateRow,
+    DecisionResult,
+    ObservedChoice,
+    RouteResult,
+)
 from dynctl.screens import route_sentences as words
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import Column, table
 from dynctl.screens.numbers import amount, blocks, plural
 from dynctl.screens.route_candidates import HopTable
+from dynctl.screens.route_refusals import remedies
 
 #: Candidates shown per hop without --all.
 TOP = 8
@@ -34,28 +40,13 @@ class ExplainScreen:
     def __call__(self, result: RouteResult, canvas: Canvas) -> str:
         past = result if isinstance(result, PastDecision) else None
         lines = [] if result.observed is UNSET else _observed(result.observed, canvas)
-        if result.prefill is None and result.decode is None and lines:
+        if not result.hops and lines:
             return "\n".join(lines) + "\n"
         lines += _labelled(canvas, "request", _request(result))
         lines += _doubts(result, canvas, show_all=self.show_all)
-        for text in words.worker_sets(result):
-            lines += _labelled(canvas, "set", text)
-        for assumption in words.assumptions(result):
-            lines += _labelled(canvas, "assumed", assumption)
-        for constraint in words.request_constraints(result):
-            lines += _labelled(canvas, "asks", constraint)
-        for verdict in words.bypass(result):
-            lines += _labelled(canvas, "hop", verdict)
-        hops = [hop for hop in (result.prefill, result.decode) if hop is not None]
-        limit = None if self.show_all else TOP
-        table = HopTable.of(result, hops, canvas, limit)
-        for number, hop in enumerate(hops, start=1):
-            lines.append("")
-            lines += self._hop(number, hop, result, table, canvas)
-            if hop is result.prefill and result.decode is not None:
-                lines.append("")
-                for implied in words.implied(result):
-                    lines += canvas.paragraph(implied, first="  implies  ")
+        for label, text in _circumstances(result):
+            lines += _labelled(canvas, label, text)
+        lines += self._hops(result, canvas)
         lines.append("")
         for text in words.pairs(result):
             lines += _labelled(canvas, "pairs", text)
@@ -67,25 +58,40 @@ class ExplainScreen:
             lines += _response(past.response, canvas)
         return "\n".join(lines) + "\n"
 
-    def _hop(
-        self,
-        number: int,
-        hop: DecisionResult,
-        result: RouteResult,
-        table: HopTable,
-        canvas: Canvas,
-    ) -> list[str]:
-        title = f"{number} {hop.stage}".ljust(_TITLE)
-        funnel = words.funnel(hop, result.model, canvas.screen_width - len(title) - 1)
-        lines = canvas.paragraph(funnel, first=f"{title} ") or [title]
-        lines[0] = canvas.bold(title) + lines[0][len(title) :]
-        formula = words.formula(hop)
-        if formula:
-            lines += canvas.paragraph(formula, first="  cost = ", rest="         ")
-        lines += table.lines(hop)
-        for sentence in words.verdict(hop, result):
-            lines += canvas.paragraph(sentence)
-        return lines
+    def _hops(self, result: RouteResult, canvas: Canvas) -> Iterator[str]:
+        """The hops, and between them what the first one implies for the second."""
+        table = HopTable.of(result, result.hops, canvas, None if self.show_all else TOP)
+        for number, hop in enumerate(result.hops, start=1):
+            yield ""
+            yield from _hop(number, hop, result, table, canvas)
+            if hop is result.prefill and result.decode is not None:
+                yield ""
+                for text in words.implied_constraints(result):
+                    yield from canvas.paragraph(text, first="  implies  ")
+
+
+def _hop(
+    number: int, hop: DecisionResult, result: RouteResult, table: HopTable, canvas: Canvas
+) -> list[str]:
+    title = f"{number} {hop.stage}".ljust(_TITLE)
+    funnel = words.funnel(hop, result.model, canvas.screen_width - len(title) - 1)
+    lines = canvas.paragraph(funnel, first=f"{title} ") or [title]
+    lines[0] = canvas.bold(title) + lines[0][len(title) :]
+    formula = words.formula(hop)
+    if formula:
+        lines += canvas.paragraph(formula, first="  cost = ", rest="         ")
+    lines += table.lines(hop)
+    for sentence in words.verdict(hop, result):
+        lines += canvas.paragraph(sentence)
+    return lines
+
+
+def _circumstances(result: RouteResult) -> Iterator[tuple[str, str]]:
+    """What the decision starts from, with labels."""
+    yield from (("set", text) for text in words.worker_sets(result))
+    yield from (("assumed", text) for text in words.assumptions(result))
+    yield from (("asks", text) for text in words.request_constraints(result))
+    yield from (("hop", text) for text in words.bypass(result))
 
 
 def _request(result: RouteResult) -> str:
@@ -110,11 +116,11 @@ def _doubts(
         return []
     name, text = first
     lines = canvas.paragraph(text, first=name.ljust(label), rest=" " * label)
-    for one in result.doubts:
-        if one.matters or show_all:
+    for doubt in result.doubts:
+        if doubt.matters or show_all:
             lines += canvas.paragraph(
-                f"{one.what}: {one.effect}. {_sentence(one.resolve)}",
-                first=f"  {one.code}  ",
+                f"{doubt.what}: {doubt.effect}. {_sentence(doubt.resolve)}",
+                first=f"  {doubt.code}  ",
                 rest=" " * 11,
             )
     return lines
@@ -127,18 +133,17 @@ def _sentence(text: str) -> str:
 
 def _observed(choice: ObservedChoice, canvas: Canvas) -> list[str]:
     """What a Dynamo frontend chose; the rest of the screen is a prediction."""
-    if choice.refused:
-        return _labelled(canvas, "refused", words.observed(choice), bold=True)
-    return _labelled(canvas, "chosen", words.observed(choice), bold=True)
+    label = "refused" if choice.refused else "chosen"
+    return _labelled(canvas, label, words.observed_text(choice), bold=True)
 
 
 def _response(response: ClientResponse, canvas: Canvas) -> list[str]:
     """What became of the request: the client's response, and the requests to engines."""
-    text = words.response(response)
+    text = words.response_text(response)
     if not text:
         return []
     lines = _labelled(canvas, "outcome", text, bold=response.state != "complete")
-    for number, attempt in enumerate(words.attempts(response), start=1):
+    for number, attempt in enumerate(words.attempt_texts(response), start=1):
         first = ("engines" if number == 1 else "").ljust(_LABEL)
         lines += canvas.paragraph(f"{number}. {attempt}", first=first, rest=" " * (_LABEL + 3))
     return lines
@@ -148,7 +153,7 @@ def _answer(result: RouteResult, canvas: Canvas) -> list[str]:
     first, *others = words.answer(result)
     label = "answer" if result.observed is UNSET else "predicts"
     lines = _labelled(canvas, label, first, bold=True)
-    for label, text in words.remedies(result):
+    for label, text in remedies(result):
         lines += _labelled(canvas, label, text)
     for text in others:
         lines += canvas.paragraph(text, first=" " * _LABEL)
@@ -165,42 +170,33 @@ def _labelled(canvas: Canvas, label: str, text: str, *, bold: bool = False) -> l
 
 def route_short(result: RouteResult, canvas: Canvas) -> str:
     """The answer and one line per hop; `--explain` shows the rest."""
-    hops = [hop for hop in (result.prefill, result.decode) if hop is not None]
-    chosen = [hop for hop in hops if hop.winner is not None]
     first, *others = words.answer(result)
-    lines = [first]
+    lines = [f"answer  {first}"]
     if result.ok:
-        lines = [table(_hop_columns(result), chosen, canvas).rstrip("\n"), "", f"answer  {first}"]
+        chosen = [hop for hop in result.hops if hop.winner is not None]
+        lines = [table(_hop_columns(result), chosen, canvas), *lines]
     else:
-        lines = [f"answer  {first}"]
-        lines += [
-            line
-            for label, text in words.remedies(result)
-            for line in canvas.paragraph(text, first=label.ljust(8))
-        ]
+        for label, text in remedies(result):
+            lines += canvas.paragraph(text, first=label.ljust(8))
     for text in others:
         lines += canvas.paragraph(text, first=" " * 8)
-    for verdict in words.bypass(result):
-        lines += canvas.paragraph(verdict, first="hop     ")
+    for text in words.bypass(result):
+        lines += canvas.paragraph(text, first="hop     ")
     lines += _doubts(result, canvas, label=8)
     for text in words.worker_sets(result):
         lines += canvas.paragraph(text, first="set     ")
-    for assumption in words.assumptions(result):
-        lines += canvas.paragraph(assumption, first="assumed ")
+    for text in words.assumptions(result):
+        lines += canvas.paragraph(text, first="assumed ")
     return "\n".join(lines) + "\n"
 
 
-def _hop_columns(result: RouteResult) -> list[Column[DecisionResult]]:
+def _hop_columns(result: RouteResult) -> Iterator[Column[DecisionResult]]:
     domain = words.primary_domain(result)
 
-    def won(hop: DecisionResult) -> Any:
-        winner = hop.winner
-        return next(
-            row
-            for row in hop.candidates
-            if winner is not None
-            and (row.worker_id, row.dp_rank) == (winner.worker_id, winner.dp_rank)
-        )
+    def won(hop: DecisionResult) -> CandidateRow:
+        row = words.winner_row(hop)
+        assert row is not None, "only hops with a winner are shown"
+        return row
 
     def cached(hop: DecisionResult) -> str:
         if not words.credits_overlap(hop):
@@ -217,29 +213,14 @@ def _hop_columns(result: RouteResult) -> list[Column[DecisionResult]]:
             return f"tie of {len(hop.tied)}"
         return f"+{blocks(hop.margin)}" if hop.margin is not None and hop.margin >= 0 else "drawn"
 
-    columns: list[Column[DecisionResult]] = [
-        Column("stage", "HOP", lambda hop: hop.stage),
-        Column("worker", "WORKER", lambda h: won(h).worker, name=True),
-    ]
+    def scored(hop: DecisionResult) -> str:
+        return plural(len(hop.candidates), "candidate")
+
+    yield Column("stage", "HOP", lambda hop: hop.stage)
+    yield Column("worker", "WORKER", lambda hop: won(hop).worker, name=True)
     if domain is not None:
-        columns.append(
-            Column(
-                "domain",
-                domain.upper(),
-                lambda hop: won(hop).domains.get(domain),
-            )
-        )
-    columns += [
-        Column("cached", "CACHED", lambda hop: won(hop).overlap_blocks, text=cached, right=True),
-        Column("cost", "COST", lambda h: won(h).cost, form=blocks, right=True),
-        Column("margin", "AHEAD", lambda hop: hop.margin, text=ahead, right=True),
-        Column(
-            "scored",
-            "OF",
-            lambda hop: len(hop.candidates),
-            text=lambda hop: plural(len(hop.candidates), "candidate"),
-            right=True,
-            rank=1,
-        ),
-    ]
-    return columns
+        yield Column("domain", domain.upper(), lambda hop: won(hop).domains.get(domain))
+    yield Column("cached", "CACHED", cached, right=True)
+    yield Column("cost", "COST", lambda hop: won(hop).cost, form=blocks, right=True)
+    yield Column("margin", "AHEAD", ahead, right=True)
+    yield Column("scored", "OF", scored, right=True, rank=1)

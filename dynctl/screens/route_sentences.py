@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from msgspec import UNSET
@@ -16,18 +17,20 @@ from dynctl.documents.route_result import (
     DecisionResult,
     DeviceBudgetRow,
     FunnelRow,
+    IndexFreshness,
     ObservedChoice,
     PairRow,
+    PreferenceRow,
     QueueRow,
     Ref,
     RejectedRow,
     RouteResult,
     SessionRow,
+    Term,
     waiting_text,
 )
-from dynctl.screens.numbers import age, amount, blocks, plural, seconds
-from dynctl.wire.nvext import PREFILL_HEADER, WORKER_HEADER
-from router_core import TERM_BY_NAME, TOPOLOGY_PREFIX, canonical_taint, topology_of
+from dynctl.screens.numbers import age, amount, blocks, first_names, plural, seconds
+from router_core import TERM_BY_NAME, TOPOLOGY_PREFIX, topology_of
 
 #: Filter -> the name of what remains, in the funnel line.
 _STEPS = {
@@ -52,27 +55,28 @@ _LOADS = {
 
 def certainty(result: RouteResult) -> tuple[str, str] | None:
     """The label ``certain`` or ``doubts`` and its line; None where neither is known."""
-    count = sum(one.matters for one in result.doubts)
-    if count:
-        past = isinstance(result, PastDecision)
-        return "doubts", f"{count:,} " + (
-            "when it was decided" if past else "could change the answer"
-        )
+    number = sum(doubt.matters for doubt in result.doubts)
+    if number and isinstance(result, PastDecision):
+        return "doubts", f"{number:,} when it was decided"
+    if number:
+        return "doubts", f"{number:,} could change the answer"
     if not result.certain:
         return None
     if result.doubts:
-        number = len(result.doubts)
-        return "certain", f"no doubt can change the answer ({plural(number, 'doubt')}: --all)"
-    ages = [
-        one
-        for hop in (result.prefill, result.decode)
-        if hop is not None and hop.freshness is not None
-        for one in (hop.freshness.index.oldest_s, hop.freshness.load.oldest_s)
-        if one is not None
-    ]
-    return "certain", "every input is known" + (
-        f" and at most {age(max(ages))} old" if ages else ""
-    )
+        doubts = plural(len(result.doubts), "doubt")
+        return "certain", f"no doubt can change the answer ({doubts}: --all)"
+    ages = list(_input_ages(result))
+    oldest = f" and at most {age(max(ages))} old" if ages else ""
+    return "certain", f"every input is known{oldest}"
+
+
+def _input_ages(result: RouteResult) -> Iterator[float]:
+    """Seconds since the oldest report of index and load, where known."""
+    for hop in result.hops:
+        if hop.freshness is not None:
+            for oldest in (hop.freshness.index.oldest_s, hop.freshness.load.oldest_s):
+                if oldest is not None:
+                    yield oldest
 
 
 def counted(result: RouteResult, number: int, noun: str = "") -> str:
@@ -83,25 +87,25 @@ def counted(result: RouteResult, number: int, noun: str = "") -> str:
 
 def assumptions(result: RouteResult) -> Iterator[str]:
     """The assumptions of the answer, most important first."""
-    hops = [hop for hop in (result.prefill, result.decode) if hop is not None]
     blind = "cache overlap not modelled"
+    doubted = [doubt.what for doubt in result.doubts]
     assumed = list(dict.fromkeys(result.assumptions))
-    modelled = all(hop.overlap_modelled for hop in hops)
-    named = [*assumed, *(one.what for one in result.doubts)]
-    if not modelled and not any(one.startswith(blind) for one in named):
+    modelled = all(hop.overlap_modelled for hop in result.hops)
+    if not modelled and not any(text.startswith(blind) for text in [*assumed, *doubted]):
         yield f"{blind}: no tokenizer"
-    doubted = [one.what for one in result.doubts]
-    yield from (one for one in assumed if not any(what.startswith(one) for what in doubted))
+    for text in assumed:
+        if not any(what.startswith(text) for what in doubted):
+            yield text
 
 
 def worker_sets(result: RouteResult) -> Iterator[str]:
     """The sets of workers that the frontend draws from, each with what it would choose."""
     for row in result.worker_sets:
-        chosen = [ref.worker for ref in (row.winner.prefill, row.winner.decode) if ref is not None]
         hops = [hop for hop in (row.prefill, row.decode) if hop is not None]
         refused = next((hop for hop in hops if hop.winner is None), None)
         if refused is None:
-            answer = " -> ".join(chosen)
+            refs = (row.winner.prefill, row.winner.decode)
+            answer = " -> ".join(ref.worker for ref in refs if ref is not None)
         else:
             answer = f"none: {refused.message or refused.outcome}"
         share = chance(row.share).rjust(5)
@@ -128,7 +132,7 @@ def request_constraints(result: RouteResult) -> Iterator[str]:
             yield _constraint(item)
 
 
-def implied(result: RouteResult) -> Iterator[str]:
+def implied_constraints(result: RouteResult) -> Iterator[str]:
     """The constraints that the chosen prefill worker implies for decode."""
     decode = result.decode
     derived = [c for c in decode.constraints if c.origin != "request"] if decode else []
@@ -145,19 +149,15 @@ def funnel(hop: DecisionResult, model: str, room: int) -> str:
     if not hop.funnel:
         return ""
     noun = "rank" if has_ranks(hop) else "worker"
+    # Each step, and whether it stays where room is short.
     parts = [(plural(hop.funnel[0].entered, noun), True)]
     for step in hop.funnel:
-        changed = step.left != step.entered
-        parts.append((f"{step.left:,} {_step_name(step, hop, model)}", changed or not step.left))
+        needed = step.left != step.entered or not step.left
+        parts.append((f"{step.left:,} {_step_name(step, hop, model)}", needed))
     if hop.candidates:
         parts.append((f"{max(len(hop.candidates), hop.funnel[-1].left):,} scored", True))
-    constrained = bool(hop.constraints)
-    kept = [
-        text
-        for text, needed in parts
-        if needed or (constrained and text.endswith("taints")) or text.endswith("not busy")
-    ]
-    line = " > ".join(kept)
+    telling = ("not busy", "taints") if hop.constraints else ("not busy",)
+    line = " > ".join(text for text, needed in parts if needed or text.endswith(telling))
     return line if len(line) <= room else " > ".join(text for text, needed in parts if needed)
 
 
@@ -165,22 +165,25 @@ def formula(hop: DecisionResult) -> str:
     """The cost formula of this hop with the names of the table's headings."""
     if not hop.terms or not hop.candidates:
         return ""
-    parts = []
-    for term in hop.terms:
-        known = TERM_BY_NAME.get(term.name)
-        name = term.name.replace("_", " ") if known is None else known.phrase
-        parts.append(name if term.weight == 1.0 else f"{amount(term.weight)} * {name}")
-    total = " + ".join(parts)
-    preferred = any(row.multiplier != 1.0 for row in hop.candidates)
-    if preferred:
-        total = f"{total} * x pref" if len(parts) == 1 else f"({total}) * x pref"
-    units = {term.unit for term in hop.terms}
+    total = " + ".join(map(_term_text, hop.terms))
+    if any(row.multiplier != 1.0 for row in hop.candidates):
+        total = f"{total} * x pref" if len(hop.terms) == 1 else f"({total}) * x pref"
     if any(row.following is not UNSET for row in hop.candidates):
         total += " + next hop"
-    total += f"  ({units.pop()})" if len(units) == 1 else ""
-    if not any(term.name == "decode_blocks" for term in hop.terms) and hop.stage == "prefill":
-        total += "; decode blocks are not tracked on this hop" if hop.mode == "kv" else ""
+    units = {term.unit for term in hop.terms}
+    if len(units) == 1:
+        total += f"  ({units.pop()})"
+    tracked = any(term.name == "decode_blocks" for term in hop.terms)
+    if hop.stage == "prefill" and hop.mode == "kv" and not tracked:
+        total += "; decode blocks are not tracked on this hop"
     return total
+
+
+def _term_text(term: Term) -> str:
+    """``2 * prefill blocks``."""
+    known = TERM_BY_NAME.get(term.name)
+    name = term.name.replace("_", " ") if known is None else known.phrase
+    return name if term.weight == 1.0 else f"{amount(term.weight)} * {name}"
 
 
 def verdict(hop: DecisionResult, result: RouteResult) -> Iterator[str]:
@@ -193,15 +196,20 @@ def verdict(hop: DecisionResult, result: RouteResult) -> Iterator[str]:
     if hop.queue is not UNSET and hop.queue.refused is None:
         yield _queue(hop.queue)
     if hop.winner is not None:
-        yield " ".join(_how(hop, result))
+        yield " ".join(_reasons(hop, hop.winner, result))
     if hop.preference is not None:
-        yield _preference(hop)
+        yield _preference(hop.preference)
     yield from _prefill_load(hop, result)
     if hop.session:
         yield _session(hop.session)
+    yield from _notes(hop, result)
+
+
+def _notes(hop: DecisionResult, result: RouteResult) -> Iterator[str]:
+    """The notes of a hop that no assumption and no doubt repeats."""
     for note in hop.notes:
-        known = any(one.what.startswith(note) for one in result.doubts)
-        if note not in result.assumptions and not known:
+        doubted = any(doubt.what.startswith(note) for doubt in result.doubts)
+        if note not in result.assumptions and not doubted:
             yield f"note: {note}"
 
 
@@ -213,9 +221,8 @@ def _prefill_load(hop: DecisionResult, result: RouteResult) -> Iterator[str]:
         if row.booked_prefill_tokens not in (UNSET, row.active_prefill_tokens)
     ]
     if fallen:
-        more = f" and {len(fallen) - 3:,} more" if len(fallen) > 3 else ""
-        listed = ", ".join(fallen[:3])
-        yield f"active prefill tokens that are left of those booked: {listed}{more}"
+        text = first_names(fallen, 3)
+        yield f"active prefill tokens that are left of those booked: {text}"
     load = hop.prefill_load
     if load is not UNSET:
         yield (
@@ -259,24 +266,22 @@ def answer(result: RouteResult) -> list[str]:
         message = refused.message if refused is not None and refused.message else "no worker"
         status = "" if result.status is None else f" (a Dynamo frontend answers {result.status})"
         return [f"none: {message}{status}"]
-    prefill, decode = result.winner.prefill, result.winner.decode
-    places = [_domains(hop) for hop in (result.prefill, result.decode) if hop is not None]
+    pairs = ((result.winner.prefill, result.prefill), (result.winner.decode, result.decode))
     chosen = [
-        rank_name(ref, hop is not None and has_ranks(hop))
-        for ref, hop in ((prefill, result.prefill), (decode, result.decode))
-        if ref is not None
+        rank_name(ref, hop is not None and has_ranks(hop)) for ref, hop in pairs if ref is not None
     ]
+    places = [_winner_domains(hop) for hop in result.hops]
     if len(chosen) == 1:
         where = ", ".join(places[-1].values())
-        lines = [chosen[0] + (f" in {where}" if where else "")]
+        text = chosen[0] + (f" in {where}" if where else "")
     else:
-        lines = [f"{' -> '.join(chosen)}{_together(places, result)}"]
-    first, final = result.prefill or result.decode, result.decode or result.prefill
-    if first is not None and first.queue is not UNSET and first.queue.waits:
-        lines[0] += ", after a wait in the router queue"
-    if final is not None:
-        lines += _freshness(result, final)
-    return lines
+        text = f"{' -> '.join(chosen)}{_together(places, result)}"
+    if not result.hops:
+        return [text]
+    first, final = result.hops[0], result.hops[-1]
+    if first.queue is not UNSET and first.queue.waits:
+        text += ", after a wait in the router queue"
+    return [text, *_freshness(first, final)]
 
 
 def no_retry(result: PastDecision) -> str:
@@ -286,59 +291,59 @@ def no_retry(result: PastDecision) -> str:
     return f"no other worker could take the request: {message}"
 
 
-def response(found: ClientResponse) -> str:
+def response_text(response: ClientResponse) -> str:
     """How a request ended, with its times and tokens; empty where that is not known."""
-    if found.state == "running":
+    if response.state == "running":
         return "the request is running"
-    if found.state == "unknown":
-        return f"unknown: {found.error}" if found.error else ""
-    text = str(found.state)
-    if found.state == "cancelled":
-        text += f": the client left {_left(found)}"
-    elif found.state == "cut":
+    if response.state == "unknown":
+        return f"unknown: {response.error}" if response.error else ""
+    text = str(response.state)
+    if response.state == "cancelled":
+        text += f": the client left {_when_left(response)}"
+    elif response.state == "cut":
         text += " in mid-response"
-    if found.status not in (None, _LEFT):
-        text = f"{found.status}, {text}"
+    if response.status not in (None, _LEFT):
+        text = f"{response.status}, {text}"
     # The answer above it has the reason of a refusal.
-    if found.error and found.state != "refused":
-        text += f": {found.error}"
-    details = list(_measured(found))
+    if response.error and response.state != "refused":
+        text += f": {response.error}"
+    details = list(_measures(response))
     return f"{text}; {', '.join(details)}" if details else text
 
 
-def _left(found: ClientResponse) -> str:
+def _when_left(response: ClientResponse) -> str:
     """When the client of a cancelled request left."""
-    if found.status == 200:
+    if response.status == 200:
         return "in mid-response"
-    if found.attempts:
+    if response.attempts:
         return "before the response began"
     return "before an engine got the request"
 
 
-def _measured(found: ClientResponse) -> Iterator[str]:
+def _measures(response: ClientResponse) -> Iterator[str]:
     """The times and tokens of a response."""
-    if found.ttft_s is not None:
-        yield f"first output after {seconds(found.ttft_s)}"
-    if found.duration_s is not None:
-        yield f"{seconds(found.duration_s)} in all"
-    if found.prompt_tokens is not None:
-        cached = "" if found.cached_tokens is None else f" ({found.cached_tokens:,} cached)"
-        yield f"{plural(found.prompt_tokens, 'prompt token')}{cached}"
-    if found.output_tokens is not None:
-        yield plural(found.output_tokens, "output token")
-    elif found.output_events is not None:
-        yield f"~{plural(found.output_events, 'output token')}"
+    if response.ttft_s is not None:
+        yield f"first output after {seconds(response.ttft_s)}"
+    if response.duration_s is not None:
+        yield f"{seconds(response.duration_s)} in all"
+    if response.prompt_tokens is not None:
+        cached = "" if response.cached_tokens is None else f" ({response.cached_tokens:,} cached)"
+        yield f"{plural(response.prompt_tokens, 'prompt token')}{cached}"
+    if response.output_tokens is not None:
+        yield plural(response.output_tokens, "output token")
+    elif response.output_events is not None:
+        yield f"~{plural(response.output_events, 'output token')}"
 
 
-def attempts(found: ClientResponse) -> Iterator[str]:
+def attempt_texts(response: ClientResponse) -> Iterator[str]:
     """The requests to engines, where one of them failed."""
-    if any(one.problem for one in found.attempts):
-        for one in found.attempts:
-            done = "answered" if found.state == "complete" else "no failure seen"
-            yield f"{one.worker} ({one.stage}): {one.problem or done}"
+    if any(attempt.problem for attempt in response.attempts):
+        for attempt in response.attempts:
+            done = "answered" if response.state == "complete" else "no failure seen"
+            yield f"{attempt.worker} ({attempt.stage}): {attempt.problem or done}"
 
 
-def observed(choice: ObservedChoice) -> str:
+def observed_text(choice: ObservedChoice) -> str:
     """What a Dynamo frontend chose, and whether that was predicted."""
     router = f" {choice.router}" if choice.router else ""
     by = f"by Dynamo frontend{router} ({choice.source})"
@@ -360,60 +365,24 @@ def observed(choice: ObservedChoice) -> str:
 
 def refusal(result: RouteResult) -> DecisionResult | None:
     """The hop without a winner."""
-    hops = (result.prefill, result.decode)
-    return next((hop for hop in hops if hop is not None and hop.winner is None), None)
-
-
-def remedies(result: RouteResult) -> Iterator[tuple[str, str]]:
-    """For a refusal: the filter that emptied the set, the closest worker, and what to change."""
-    hop = refusal(result)
-    if hop is None:
-        return
-    if hop.outcome == "policy_underivable":
-        yield "admits", "a prefill worker whose KV-transfer policy can be applied (see above)"
-        return
-    if hop.queue is not UNSET and hop.queue.refused is not None:
-        full = hop.queue.refused
-        yield "stopped", f"by the router queue: its limit of {full.limit_kind} is {full.limit:,}"
-        yield "admits", "a shorter queue, less prefill load, or a higher limit"
-        return
-    step = next((one for one in hop.funnel if one.entered and not one.left), None)
-    if step is None:
-        yield "admits", f"a {hop.stage} worker of model {result.model} (dynctl serve engine)"
-        return
-    name = step.filter.replace("_", " ")
-    noun = "rank" if has_ranks(hop) else "worker"
-    yield (
-        "stopped",
-        f"by the {name} filter of the {hop.stage} hop: {plural(step.entered, noun)}"
-        " entered, none left",
-    )
-    nearest = min(step.rejected, key=_distance, default=None)
-    alike = ("model", "served_name", "role", "direct")
-    if nearest is not None and len(step.rejected) > 1 and step.filter not in alike:
-        yield "nearest", f"{nearest.worker}: {short_taints(nearest.message)}"
-    yield "admits", _admits(hop, step, nearest, result)
+    return next((hop for hop in result.hops if hop.winner is None), None)
 
 
 def primary_domain(result: RouteResult) -> str | None:
     """The domain to show: the one of a transfer constraint, else the most common one."""
-    hops = [hop for hop in (result.decode, result.prefill) if hop is not None]
+    hops = result.hops[::-1]
     for hop in hops:
-        for item in hop.constraints:
-            place = topology_of(item.taint)
+        for constraint in hop.constraints:
+            place = topology_of(constraint.taint)
             if place is not None:
                 return place[0]
-    names: dict[str, int] = {}
+    workers: Counter[str] = Counter()
     for hop in hops:
-        for row in hop.candidates:
-            for name in row.domains:
-                names[name] = names.get(name, 0) + 1
+        workers.update(name for row in hop.candidates for name in row.domains)
         for step in hop.funnel:
-            for rejected in step.rejected:
-                for name in rejected.domains:
-                    names[name] = names.get(name, 0) + 1
+            workers.update(name for row in step.rejected for name in row.domains)
     # The domain of most workers; "zone" first if several are equally common.
-    return min(names, key=lambda name: (-names[name], name != "zone", name), default=None)
+    return min(workers, key=lambda name: (-workers[name], name != "zone", name), default=None)
 
 
 def short_taints(text: str) -> str:
@@ -430,6 +399,16 @@ def has_ranks(hop: DecisionResult) -> bool:
 def rank_name(row: Ref | CandidateRow | RejectedRow, ranked: bool) -> str:
     """A worker's name, with ``/rank`` if there are several ranks."""
     return f"{row.worker}/{row.dp_rank}" if ranked else row.worker
+
+
+def is_rank(row: Ref | CandidateRow, ref: Ref | None) -> bool:
+    """Whether the row is of the rank that ``ref`` names."""
+    return ref is not None and (row.worker_id, row.dp_rank) == (ref.worker_id, ref.dp_rank)
+
+
+def winner_row(hop: DecisionResult) -> CandidateRow | None:
+    """The candidate that won; None where none did, or where it was not recorded."""
+    return next((row for row in hop.candidates if is_rank(row, hop.winner)), None)
 
 
 # -- inside --------------------------------------------------------------------------------
@@ -459,25 +438,21 @@ def _queue(queue: QueueRow) -> str:
 
 
 def _guard(step: FunnelRow) -> str:
-    places = _places(step)
-    passed = ", ".join(row.worker for row in step.rejected[:3])
-    more = len(step.rejected) - 3
-    passed += f" and {more:,} more" if more > 0 else ""
+    places = domains_without_decode(step)
+    passed = first_names([row.worker for row in step.rejected], 3)
     verb = "have" if len(places) > 1 else "has"
     why = f"{' and '.join(places)} {verb} no eligible decode worker" if places else "policy"
     return f"decode-capacity guard: skipped {passed}: {why}."
 
 
-def _places(step: FunnelRow) -> list[str]:
+def domains_without_decode(step: FunnelRow) -> list[str]:
     """The domains without decode capacity, each once."""
     rows = (row for row in step.rejected if row.code == "no_decode_capacity")
     return list(dict.fromkeys(f"{row.limit}={row.value}" for row in rows))
 
 
-def _how(hop: DecisionResult, result: RouteResult) -> Iterator[str]:
-    winner = hop.winner
-    if winner is None:
-        return
+def _reasons(hop: DecisionResult, winner: Ref, result: RouteResult) -> Iterator[str]:
+    """Why the winner won; one sentence an item."""
     ranked = has_ranks(hop)
     name = rank_name(winner, ranked)
     if len(hop.candidates) == 1:
@@ -485,48 +460,56 @@ def _how(hop: DecisionResult, result: RouteResult) -> Iterator[str]:
         return
     if hop.devices is not UNSET:
         yield from _device_group(hop.devices)
-    unit = "blocks" if hop.mode == "kv" else hop.terms[0].unit if hop.terms else ""
-    others = [row for row in hop.candidates if not _is(row, winner.worker_id, winner.dp_rank)]
     if hop.drawn is not UNSET:
         yield _drawn_pair(hop, hop.drawn, ranked)
-        if hop is result.prefill:
-            yield from _after_tie(result)
+        yield from _after_tie(hop, result)
         return
-    if hop.devices is not UNSET:
-        # Only workers of the class that is next compete.
-        cpu = hop.devices.next == "cpu"
-        others = [row for row in others if (row.device == "cpu") is cpu]
-        if not others:
-            yield f"{name} is the only one{_flip(hop)}."
-            return
-    second = min(others, key=lambda row: row.cost)
-    second_name = rank_name(second, ranked)
+    rivals = _rivals(hop)
+    if not rivals:
+        yield f"{name} is the only one{_flip(hop)}."
+        return
+    second = min(rivals, key=lambda row: row.cost)
     if hop.temperature > 0:
-        share = next(
-            (row.probability for row in hop.candidates
-             if _is(row, winner.worker_id, winner.dp_rank)), 0.0
-        )  # fmt: skip
-        drawn = percent(share, 1)
-        yield f"drawn at random, probability {drawn} at temperature {hop.temperature:g}."
-        if hop.margin is not None and hop.margin < 0:
-            yield f"{second_name} is cheaper by {blocks(-hop.margin)} {unit}."
+        yield from _random_win(hop, rank_name(second, ranked))
     elif hop.tied:
-        names = [
-            rank_name(ref, ranked)
-            for ref in hop.tied
-            if not _is(ref, winner.worker_id, winner.dp_rank)
-        ]
-        shown = ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
-        yield f"tie with {shown}: each is equally likely (1 in {len(hop.tied):,})."
+        names = [rank_name(ref, ranked) for ref in hop.tied if not is_rank(ref, winner)]
+        yield f"tie with {first_names(names, 3)}: each is equally likely (1 in {len(hop.tied):,})."
         yield from _requests_of_tied(hop)
-        if hop is result.prefill:
-            yield from _after_tie(result)
+        yield from _after_tie(hop, result)
     elif hop.mode == "round-robin":
-        yield f"it is {name}'s turn; {second_name} is next."
+        yield f"it is {name}'s turn; {rank_name(second, ranked)} is next."
     elif hop.margin is not None:
-        margin = blocks(hop.margin) if hop.mode == "kv" else amount(hop.margin)
-        unit = unit.removesuffix("s") if margin == "1" else unit
-        yield f"wins by {margin} {unit} over {second_name}{_flip(hop)}."
+        yield f"wins by {_margin(hop, hop.margin)} over {rank_name(second, ranked)}{_flip(hop)}."
+
+
+def _rivals(hop: DecisionResult) -> list[CandidateRow]:
+    """The candidates that the winner competed with: where devices count, those of its class."""
+    others = [row for row in hop.candidates if not is_rank(row, hop.winner)]
+    if hop.devices is UNSET:
+        return others
+    cpu = hop.devices.next == "cpu"
+    return [row for row in others if (row.device == "cpu") is cpu]
+
+
+def _unit(hop: DecisionResult) -> str:
+    if hop.mode == "kv":
+        return "blocks"
+    return hop.terms[0].unit if hop.terms else ""
+
+
+def _margin(hop: DecisionResult, margin: float) -> str:
+    """``1.5 blocks``, ``1 request``."""
+    number = blocks(margin) if hop.mode == "kv" else amount(margin)
+    unit = _unit(hop)
+    return f"{number} {unit.removesuffix('s') if number == '1' else unit}"
+
+
+def _random_win(hop: DecisionResult, second: str) -> Iterator[str]:
+    winner = winner_row(hop)
+    drawn = percent(0.0 if winner is None else winner.probability, 1)
+    yield f"drawn at random, probability {drawn} at temperature {hop.temperature:g}."
+    if hop.margin is not None and hop.margin < 0:
+        yield f"{second} is cheaper by {blocks(-hop.margin)} {_unit(hop)}."
 
 
 def _requests_of_tied(hop: DecisionResult) -> Iterator[str]:
@@ -534,9 +517,7 @@ def _requests_of_tied(hop: DecisionResult) -> Iterator[str]:
     if hop.mode != "kv" or any(term.name == "active_requests" for term in hop.terms):
         return
     tied = [
-        row.active_requests
-        for row in hop.candidates
-        if any(_is(row, ref.worker_id, ref.dp_rank) for ref in hop.tied)
+        row.active_requests for row in hop.candidates if any(is_rank(row, ref) for ref in hop.tied)
     ]
     fewest, most = min(tied, default=0), max(tied, default=0)
     if fewest != most:
@@ -567,13 +548,9 @@ def _device_group(budget: DeviceBudgetRow) -> Iterator[str]:
 
 def _drawn_pair(hop: DecisionResult, drawn: Sequence[Ref], ranked: bool) -> str:
     """The two that were drawn with their running requests, and how likely the winner was."""
-    rows = [
-        next(row for row in hop.candidates if _is(row, ref.worker_id, ref.dp_rank)) for ref in drawn
-    ]
+    rows = [next(row for row in hop.candidates if is_rank(row, ref)) for ref in drawn]
     first, second = (f"{rank_name(row, ranked)} ({row.active_requests:,} active)" for row in rows)
-    winner = next(
-        row for row in rows if hop.winner and _is(row, hop.winner.worker_id, hop.winner.dp_rank)
-    )
+    winner = next(row for row in rows if is_rank(row, hop.winner))
     why = "the first of equals" if not hop.margin else "fewer active requests"
     count = hop.funnel[-1].left if hop.funnel else len(hop.candidates)
     drawn_of = "both drawn" if count == 2 else f"two of {count:,} drawn at random"
@@ -598,7 +575,10 @@ def _flip(hop: DecisionResult) -> str:
     return f"; would flip with {amount(number)} {more} {noun}{ending} on {flip.worker}"
 
 
-def _after_tie(result: RouteResult) -> Iterator[str]:
+def _after_tie(hop: DecisionResult, result: RouteResult) -> Iterator[str]:
+    """Where decode goes with the other prefill workers that could have won."""
+    if hop is not result.prefill:
+        return
     for other in result.decode_by_prefill[:4]:
         chosen = result.winner.prefill
         if chosen is not None and other.prefill.worker_id == chosen.worker_id:
@@ -610,10 +590,7 @@ def _after_tie(result: RouteResult) -> Iterator[str]:
             yield f"With {other.prefill.worker}, decode goes to {decode.winner.worker}."
 
 
-def _preference(hop: DecisionResult) -> str:
-    meter = hop.preference
-    if meter is None:
-        return ""
+def _preference(meter: PreferenceRow) -> str:
     taint = short_taints(meter.taint)
     text = f"prefers {taint}: local may cost up to {meter.crossover:.3f}x the best other"
     if meter.now is not None:
@@ -634,11 +611,8 @@ def _bar(now: float, crossover: float, cells: int = 16) -> str:
     return f"[{''.join(bar)}]"
 
 
-def _domains(hop: DecisionResult) -> dict[str, str]:
-    winner = hop.winner
-    if winner is None:
-        return {}
-    row = next((r for r in hop.candidates if _is(r, winner.worker_id, winner.dp_rank)), None)
+def _winner_domains(hop: DecisionResult) -> dict[str, str]:
+    row = winner_row(hop)
     return {} if row is None else row.domains
 
 
@@ -651,31 +625,14 @@ def _together(places: list[dict[str, str]], result: RouteResult) -> str:
     return f", both in {first}" if first == second else f", crosses {domain}: {first} to {second}"
 
 
-def _freshness(result: RouteResult, final: DecisionResult) -> Iterator[str]:
-    # Cache overlap counts on the first hop, which computes the prompt.
-    judged = result.prefill or final
+def _freshness(judged: DecisionResult, final: DecisionResult) -> Iterator[str]:
+    """The age of index and load. ``judged``: the first hop, which computes the prompt, so that
+    cache overlap counts there."""
     if judged.freshness is None or final.freshness is None:
         yield "index age and load age: not recorded for past decisions"
         return
-    index, load = judged.freshness.index, final.freshness.load
-    noun = "rank" if has_ranks(judged) else "worker"
-    if not judged.overlap_modelled:
-        text = "cached blocks of this prompt unknown: routed by load only"
-    elif index.estimated and index.publishers == 0:
-        text = "no KV events: caches estimated from the requests sent there"
-    elif index.publishers == 0:
-        text = "caches of these workers unknown: routed by load only"
-    else:
-        text = f"index current for {index.current:,} of {plural(index.publishers, noun)}"
-        if index.oldest_s is not None:
-            text += f", oldest {age(index.oldest_s)}"
-        if index.gaps:
-            text += f", {plural(index.gaps, 'gap')}"
-        silent = len(judged.candidates) - index.publishers - index.estimated
-        if silent > 0:
-            text += f", {silent:,} without KV events"
-        if index.estimated:
-            text += f", {index.estimated:,} estimated"
+    load = final.freshness.load
+    text = _index_text(judged, judged.freshness.index)
     if load.source == UNKNOWN_LOAD:
         yield f"{text}; load unknown"
     elif load.oldest_s is None:
@@ -684,69 +641,22 @@ def _freshness(result: RouteResult, final: DecisionResult) -> Iterator[str]:
         yield f"{text}; load {age(load.oldest_s)} old ({load.source})"
 
 
-def _is(row: object, worker_id: int, dp_rank: int) -> bool:
-    return (getattr(row, "worker_id", None), getattr(row, "dp_rank", None)) == (worker_id, dp_rank)
-
-
-def _distance(row: RejectedRow) -> float:
-    """How far a rejected rank is from being admitted: value over limit."""
-    numbers = (int, float)
-    if isinstance(row.value, numbers) and isinstance(row.limit, numbers) and row.limit:
-        return float(row.value) / float(row.limit)
-    return 1e9
-
-
-def _taint_of_a_domain(hop: DecisionResult, nearest: RejectedRow | None) -> str:
-    """The taint that a requirement such as ``zone=zone-a`` probably means; else nothing."""
-    domains = {} if nearest is None else nearest.domains
-    for item in hop.constraints:
-        domain, equals, value = item.taint.partition("=")
-        if item.kind == "required" and equals and domain in domains:
-            return f"; the taint of a domain is {canonical_taint(domain, value)}"
-    return ""
-
-
-def _admits(
-    hop: DecisionResult, step: FunnelRow, nearest: RejectedRow | None, result: RouteResult
-) -> str:
-    role = hop.stage
-    if step.filter == "model":
-        return f"a worker that serves {result.model}"
-    if step.filter == "served_name":
-        name = nearest.limit if nearest is not None else "the requested name"
-        return (
-            f"a worker of {result.model} that serves the name {name}: GET /v1/models of an engine"
-        )
-    if step.filter == "role":
-        return f"a worker that can serve the {role} hop: start one with --role {role}"
-    if step.filter == "direct":
-        prefill = role == "prefill"
-        header, name = (
-            (PREFILL_HEADER, "prefill_worker_id")
-            if prefill
-            else (WORKER_HEADER, "decode_worker_id")
-        )
-        flag = "--pin-prefill" if prefill else "--pin-decode"
-        return f"a worker id in the header {header} or in nvext.{name}; for route: {flag} WORKER"
-    if step.filter == "allowed":
-        return "a pin to an eligible worker, or no pin"
-    if step.filter == "available":
-        return "one of these workers, once it answers its health probe again"
-    if step.filter == "domain":
-        limit = nearest.limit if nearest is not None else "the domain"
-        return f"a {role} worker that publishes {limit}, or the fallback mismatch policy"
-    if step.filter == "taints":
-        wanted = ", ".join(item.taint for item in hop.constraints if item.kind == "required")
-        ours = any(item.origin != "request" for item in hop.constraints)
-        other = " or a policy of preferred" if ours else " or a request without that constraint"
-        return f"a {role} worker with {wanted},{other}{_taint_of_a_domain(hop, nearest)}"
-    if step.filter == "decode_capacity":
-        where = " or ".join(_places(step)) or "its transfer domain"
-        return f"an eligible decode worker in {where}: dynctl workers list shows their state"
-    if step.filter == "busy" and nearest is not None:
-        over = float(nearest.value or 0) - float(nearest.limit or 0)
-        return (
-            f"{nearest.worker} once its load falls by {amount(over)}, or a higher busy "
-            f"threshold: dynctl thresholds set {result.model} --help"
-        )
-    return "one more eligible worker"
+def _index_text(hop: DecisionResult, index: IndexFreshness) -> str:
+    if not hop.overlap_modelled:
+        return "cached blocks of this prompt unknown: routed by load only"
+    if index.publishers == 0 and index.estimated:
+        return "no KV events: caches estimated from the requests sent there"
+    if index.publishers == 0:
+        return "caches of these workers unknown: routed by load only"
+    noun = "rank" if has_ranks(hop) else "worker"
+    parts = [f"index current for {index.current:,} of {plural(index.publishers, noun)}"]
+    if index.oldest_s is not None:
+        parts.append(f"oldest {age(index.oldest_s)}")
+    if index.gaps:
+        parts.append(plural(index.gaps, "gap"))
+    silent = len(hop.candidates) - index.publishers - index.estimated
+    if silent > 0:
+        parts.append(f"{silent:,} without KV events")
+    if index.estimated:
+        parts.append(f"{index.estimated:,} estimated")
+    return ", ".join(parts)
