@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from textwrap import wrap
@@ -78,6 +79,11 @@ class Canvas:
             break_on_hyphens=False,
         )
         return [line.replace(_TIED, " %") for line in lines]
+
+    def paragraphs(self, texts: Iterable[str], *, first: str = "", rest: str | None = "  ") -> str:
+        """Each text as a paragraph, with its line end."""
+        lines = (line for text in texts for line in self.paragraph(text, first=first, rest=rest))
+        return "".join(f"{line}\n" for line in lines)
 
     @classmethod
     def of(cls, options: GlobalOptions, stream: TextIO | None = None) -> Canvas:

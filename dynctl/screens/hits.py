@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from dynctl.base.quantities import percent
@@ -75,34 +76,44 @@ def _span(start: float, end: float) -> str:
 
 
 def _ladder(report: HitsReport, canvas: Canvas) -> list[str]:
-    wide = canvas.wide or canvas.screen_width >= _WIDE
-    width = max(len(_title(one, report)) for one in report.rungs)
+    width = max(len(_title(rung, report)) for rung in report.rungs)
     lines = []
     for rung in report.rungs:
         start = f"{_title(rung, report):<{width}}"
         if rung.rate is None:
-            lines += canvas.paragraph(
-                f"unknown  {rung.unknown}", first=f"{start} ", rest=" " * (width + 10)
-            )
+            text = f"unknown  {rung.unknown}"
+            lines += canvas.paragraph(text, first=f"{start} ", rest=" " * (width + 10))
             continue
         start += percent(rung.rate, 1).rjust(8)
         if rung.lost is None:
             lines.append(start)
             continue
         share = rung.lost / report.prompt_tokens if report.prompt_tokens else 0.0
-        start += f"{_points(-share):>7}"
-        shown = [_part(one, wide) for one in rung.causes if abs(one.share) >= _SMALL or canvas.wide]
-        if len(rung.causes) == 1 and shown:
-            shown = [_named(rung.causes[0], wide)]
-        first, rest = f"{start}  ", " " * (len(start) + 2)
-        # A line ends between two causes if they are short enough.
-        kept = canvas.paragraph(
-            ", ".join(one.replace(" ", _KEPT) for one in shown), first=first, rest=rest
-        )
-        if any(len(one) > canvas.screen_width for one in kept):
-            kept = canvas.paragraph(", ".join(shown), first=first, rest=rest)
-        lines += [one.replace(_KEPT, " ") for one in kept] or [start]
+        lines += _beside(f"{start}{_points(-share):>7}", _cause_texts(rung, canvas), canvas)
     return lines
+
+
+def _cause_texts(rung: HitsRung, canvas: Canvas) -> list[str]:
+    """The causes of a rung's loss, with their points where it has several."""
+    wide = _is_wide(canvas)
+    shown = [cause for cause in rung.causes if canvas.wide or abs(cause.share) >= _SMALL]
+    if len(rung.causes) == 1:
+        return [_named(cause, wide) for cause in shown]
+    return [_part(cause, wide) for cause in shown]
+
+
+def _beside(start: str, texts: Sequence[str], canvas: Canvas) -> list[str]:
+    """``start`` and the texts; a line ends between two of them if they are short enough."""
+    first, rest = f"{start}  ", " " * (len(start) + 2)
+    tied = ", ".join(text.replace(" ", _KEPT) for text in texts)
+    lines = canvas.paragraph(tied, first=first, rest=rest)
+    if any(len(line) > canvas.screen_width for line in lines):
+        lines = canvas.paragraph(", ".join(texts), first=first, rest=rest)
+    return [line.replace(_KEPT, " ") for line in lines] or [start]
+
+
+def _is_wide(canvas: Canvas) -> bool:
+    return canvas.wide or canvas.screen_width >= _WIDE
 
 
 def _title(rung: HitsRung, report: HitsReport) -> str:
@@ -116,76 +127,77 @@ def _points(share: float) -> str:
     return "0.0" if text in ("+0.0", "-0.0") else text
 
 
-def _named(one: HitsCause, wide: bool) -> str:
-    return f"{one.label}{_where(one, wide)}"
+def _named(cause: HitsCause, wide: bool) -> str:
+    return f"{cause.label}{_where(cause, wide)}"
 
 
-def _where(one: HitsCause, wide: bool) -> str:
-    shown = one.workers if wide or len(one.workers) == 1 else ()
+def _where(cause: HitsCause, wide: bool) -> str:
+    shown = cause.workers if wide or len(cause.workers) == 1 else ()
     return f" ({', '.join(shown)})" if shown else ""
 
 
-def _part(one: HitsCause, wide: bool) -> str:
+def _part(cause: HitsCause, wide: bool) -> str:
     """A cause and its points; a gain has a plus."""
-    amount = f"{100 * one.share:.1f}" if one.tokens > 0 else f"{-100 * one.share:+.1f}"
-    return f"{one.label} {amount}{_where(one, wide)}"
+    amount = f"{100 * cause.share:.1f}" if cause.tokens > 0 else f"{-100 * cause.share:+.1f}"
+    return f"{cause.label} {amount}{_where(cause, wide)}"
 
 
 def _losses(report: HitsReport, canvas: Canvas) -> list[str]:
-    wide = canvas.wide or canvas.screen_width >= _WIDE
-    most = _MOST_LOSSES_WIDE if wide else _MOST_LOSSES
-    shown = [one for one in report.largest if one.share >= _SMALL][:most]
-    if not shown and sum(one.rate is not None for one in report.rungs) < 2:
-        return ["no loss is known: only one line of the ladder is"]
+    most = _MOST_LOSSES_WIDE if _is_wide(canvas) else _MOST_LOSSES
+    shown = [cause for cause in report.largest if cause.share >= _SMALL][:most]
     if not shown:
+        if sum(rung.rate is not None for rung in report.rungs) < 2:
+            return ["no loss is known: only one line of the ladder is"]
         return ["nothing to act on: no cause lost 0.1 % or more"]
     lines = ["largest losses you can act on" if len(shown) > 1 else "largest loss you can act on"]
-    for one in shown:
+    for cause in shown:
         lines += canvas.paragraph(
-            f"{_points(-one.share)}  {one.title}{_extent(one)}", first="  ", rest=" " * 9
+            f"{_points(-cause.share)}  {cause.title}{_extent(cause)}", first="  ", rest=" " * 9
         )
-        codes = f" (dynctl explain {one.codes[0]})" if one.codes else ""
-        lines += canvas.paragraph(f"{one.act}{codes}", first=" " * 9)
-        lines += _more(one, canvas)
+        codes = f" (dynctl explain {cause.codes[0]})" if cause.codes else ""
+        lines += canvas.paragraph(f"{cause.act}{codes}", first=" " * 9)
+        lines += _more(cause, canvas)
     return lines
 
 
-def _extent(one: HitsCause) -> str:
-    parts = [plural(one.requests, "request")]
-    if one.workers:
-        parts.append("most on " + ", ".join(one.workers))
-    if one.examples:
-        parts.append("such as " + ", ".join(one.examples))
+def _extent(cause: HitsCause) -> str:
+    parts = [plural(cause.requests, "request")]
+    if cause.workers:
+        parts.append("most on " + ", ".join(cause.workers))
+    if cause.examples:
+        parts.append("such as " + ", ".join(cause.examples))
     return "; " + ", ".join(parts)
 
 
-def _more(one: HitsCause, canvas: Canvas) -> list[str]:
+def _more(cause: HitsCause, canvas: Canvas) -> list[str]:
     """What is known about a cause beyond its size."""
     lines = []
-    if one.cause == "stale" and one.after is not None:
-        lines += canvas.paragraph(f"half of the events came {one.after:.1f} s late", first=" " * 9)
-    if CAUSES[one.cause].setting:
-        lines += canvas.paragraph(_tried(one), first=" " * 9)
-    if one.gain is not None:
-        text = f"at most {_points(one.gain)} points for these requests {one.gain_if}"
+    if cause.cause == "stale" and cause.after is not None:
+        lines += canvas.paragraph(
+            f"half of the events came {cause.after:.1f} s late", first=" " * 9
+        )
+    if CAUSES[cause.cause].setting:
+        lines += canvas.paragraph(_tried(cause), first=" " * 9)
+    if cause.gain is not None:
+        text = f"at most {_points(cause.gain)} points for these requests {cause.gain_if}"
         lines += canvas.paragraph(text, first=" " * 9)
-    for command in one.replay:
+    for command in cause.replay:
         lines += canvas.paragraph(command, first=" " * 9 + "$ ", rest=" " * 11)
     return lines
 
 
-def _tried(one: HitsCause) -> str:
+def _tried(cause: HitsCause) -> str:
     """What the advised settings do to the recorded choices, or why none is advised."""
-    if not one.tried:
+    if not cause.tried:
         return "no setting was tried: the recorded choices cannot be repeated"
-    choices = plural(one.tried, "recorded choice")
-    best = best_trial(one.trials)
+    choices = plural(cause.tried, "recorded choice")
+    best = best_trial(cause.trials)
     if best is not None:
         return (
             f"tried on {choices}: {best.flags} changes {best.changed:,}, and finds "
             f"{plural(best.tokens, 'token')} more in the caches"
         )
-    settings = "; ".join(trial.flags for trial in one.trials)
+    settings = "; ".join(trial.flags for trial in cause.trials)
     if not settings:
         return f"no setting is left to try on {choices}"
     return f"tried on {choices}, none finds more in the caches: {settings}"
@@ -231,9 +243,8 @@ def _notes(report: HitsReport, canvas: Canvas) -> list[str]:
 
 def _doubts(report: HitsReport, canvas: Canvas) -> list[str]:
     lines: list[str] = []
-    for one in report.doubts:
-        lines += canvas.paragraph(
-            f"{one.code}  {one.what}: {one.effect}", first="doubt ", rest=" " * 15
-        )
-        lines += canvas.paragraph(one.resolve, first=" " * 15)
+    for doubt in report.doubts:
+        text = f"{doubt.code}  {doubt.what}: {doubt.effect}"
+        lines += canvas.paragraph(text, first="doubt ", rest=" " * 15)
+        lines += canvas.paragraph(doubt.resolve, first=" " * 15)
     return lines

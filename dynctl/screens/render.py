@@ -11,6 +11,9 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import count
+from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -77,7 +80,10 @@ def emit(
     result: Any, options: GlobalOptions, *, screen: Callable[[Any, Canvas], str] | None = None
 ) -> None:
     """Write ``result`` in the format of the options; ``screen`` replaces its usual table."""
-    text = rendered(result, options, screen=screen)
+    _write(rendered(result, options, screen=screen))
+
+
+def _write(text: str) -> None:
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -94,13 +100,15 @@ def rendered(
         text = msgspec.json.format(msgspec.json.encode(result), indent=2).decode() + "\n"
         text = printable_json(text)
     elif output is OutputFormat.JSONL:
-        text = "".join(msgspec.json.encode(i).decode() + "\n" for i in items(result))
+        text = "".join(
+            msgspec.json.encode(i).decode() + "\n" for i in screen_of(result).rows(result)
+        )
         text = printable_json(text)
     elif output is OutputFormat.YAML:
         text = yaml_text(result)
     elif output is OutputFormat.NAME:
         # One name a line, whatever it contains.
-        text = "".join(printable(name) + "\n" for name in names(result))
+        text = "".join(printable(name) + "\n" for name in screen_of(result).names(result))
     elif output is OutputFormat.JUNIT:
         text = printable_lines(_junit(_plain(result)))
     elif output is OutputFormat.CSV:
@@ -143,29 +151,39 @@ def show_list(
     if options.demo or options.view is not None:
         flag = "--demo" if options.demo else "--view"
         raise UsageProblem(f"--watch {flag}: it never changes; specify --frontend or --discovery")
-    in_table = options.output in (OutputFormat.TABLE, OutputFormat.WIDE)
-    in_place = sys.stdout.isatty() and in_table
-    shown, turn = "", 0
-    while limit is None or turn < limit:
+    shown = ""
+    for turn in count() if limit is None else range(limit):
         if turn:
             sleep(WATCH_S)
-        try:
-            result, screen = read()
-            text = rendered(result, options, screen=screen)
-        except DynctlError as error:
-            if not turn:
-                raise
-            text = f"{printable(error.message)}\n" if in_table else shown
-        turn += 1
-        if text == shown:
-            continue
-        gap = "\n" if shown and in_table else ""
-        try:
-            sys.stdout.write((_HOME if in_place else gap) + text)
-            sys.stdout.flush()
-        except BrokenPipeError:
-            raise ReaderLeft from None
-        shown = text
+        text = _reading(options, read, shown if turn else None)
+        if text != shown:
+            _write(_before_list(options, shown) + text)
+            shown = text
+
+
+def _reading(options: GlobalOptions, read: Callable[[], Listed], before: str | None) -> str:
+    """What one reading of a watched list shows. ``before``: what the last one showed, None: there
+    was none, and a failure is raised."""
+    try:
+        result, screen = read()
+        return rendered(result, options, screen=screen)
+    except DynctlError as error:
+        if before is None:
+            raise
+        return f"{printable(error.message)}\n" if _is_table(options) else before
+
+
+def _before_list(options: GlobalOptions, shown: str) -> str:
+    """What separates a reading from the one before it."""
+    if not _is_table(options):
+        return ""
+    if sys.stdout.isatty():
+        return _HOME
+    return "\n" if shown else ""
+
+
+def _is_table(options: GlobalOptions) -> bool:
+    return options.output in (OutputFormat.TABLE, OutputFormat.WIDE)
 
 
 def _shown(text: str) -> str:
@@ -247,115 +265,103 @@ def yaml_text(result: Any) -> str:
     return text if printable_lines(text) == text else dumped(unicode=False)
 
 
-_SCREENS: dict[type, Any] = {
-    RouteResult: route.route_short,
-    WorkerList: workers.worker_list,
-    WorkerDetail: workers.worker_detail,
-    CordonChange: workers.cordon_change,
-    WorkerChange: workers.worker_change,
-    TopologyShow: topology.topology_show,
-    TopologySync: topology.topology_sync,
-    TopologyPlan: plan.topology_plan,
-    TopologyValue: topology.topology_value,
-    ThresholdList: thresholds.threshold_list,
-    ThresholdChange: thresholds.threshold_change,
-    ConfigReport: config.config_report,
-    ContextList: contexts.context_list,
-    ContextDetail: contexts.context_detail,
-    ContextChange: contexts.context_change,
-    Versions: config.versions,
-    BundleReport: bundle.bundle_report,
-    RecordingReport: recording.recording_report,
-    Report: checks.check_report,
-    VerifyReport: verify.verify_report,
-    CodePage: checks.code_page,
-    CodeList: checks.code_list,
-    AuditReport: audit.audit_screen,
-    HitsReport: hits.hits_screen,
-    DecisionReport: decisions.decision_report,
-    ReplayReport: replay.replay_report,
-    DemoStep: demo.demo_step,
-    DemoEnd: demo.demo_end,
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """How a document is shown: as a table, as the lines of jsonl (``rows``), and as the lines of
+    ``-o name`` (``names``)."""
+
+    table: Callable[[Any, Canvas], str]
+    names: Callable[[Any], Iterable[str]] = lambda result: ()
+    rows: Callable[[Any], Iterable[Any]] = lambda result: [result]
+
+
+def _route_workers(result: RouteResult) -> Iterable[str]:
+    refs = (result.winner.prefill, result.winner.decode)
+    return (ref.worker for ref in refs if ref is not None)
+
+
+def _domain_names(result: TopologyShow | TopologyPlan) -> Iterable[str]:
+    return (NO_DOMAIN if row.value is None else row.value for row in result.rows)
+
+
+def _context_name(result: ContextDetail | ContextChange) -> Iterable[str]:
+    return () if result.name is None else (result.name,)
+
+
+def _pods(result: TopologySync) -> Iterable[str]:
+    return dict.fromkeys(f"{row.namespace}/{row.pod}" for row in result.rows)
+
+
+def _models(result: ThresholdList) -> Iterable[str]:
+    return sorted({row.model for row in result.thresholds if row.model is not None})
+
+
+def _failing_codes(report: Report) -> Iterable[str]:
+    return (check.code for check in report.checks if check.state in (State.FAIL, State.WARN))
+
+
+#: A new document is added here.
+_SCREENS: dict[type, Screen] = {
+    RouteResult: Screen(route.route_short, _route_workers),
+    WorkerList: Screen(
+        workers.worker_list, lambda r: (row.name for row in r.workers), attrgetter("workers")
+    ),
+    WorkerDetail: Screen(workers.worker_detail, lambda r: (r.worker.name,)),
+    CordonChange: Screen(workers.cordon_change, lambda r: (r.worker,)),
+    WorkerChange: Screen(workers.worker_change, lambda r: (r.worker,)),
+    TopologyShow: Screen(topology.topology_show, _domain_names, attrgetter("rows")),
+    TopologyPlan: Screen(plan.topology_plan, _domain_names, attrgetter("rows")),
+    TopologySync: Screen(topology.topology_sync, _pods, attrgetter("rows")),
+    TopologyValue: Screen(topology.topology_value, lambda r: (r.value,)),
+    ThresholdList: Screen(thresholds.threshold_list, _models, attrgetter("thresholds")),
+    ThresholdChange: Screen(thresholds.threshold_change, lambda r: (r.after.model,)),
+    ConfigReport: Screen(
+        config.config_report, lambda r: (row.name for row in r.settings), attrgetter("settings")
+    ),
+    ContextList: Screen(
+        contexts.context_list, lambda r: (row.name for row in r.contexts), attrgetter("contexts")
+    ),
+    ContextDetail: Screen(contexts.context_detail, _context_name, attrgetter("values")),
+    ContextChange: Screen(contexts.context_change, _context_name),
+    Versions: Screen(config.versions, lambda r: (r.client,)),
+    BundleReport: Screen(bundle.bundle_report, lambda r: (r.path,)),
+    RecordingReport: Screen(recording.recording_report, lambda r: (r.file,)),
+    Report: Screen(checks.check_report, _failing_codes, attrgetter("checks")),
+    VerifyReport: Screen(verify.verify_report, _failing_codes, report_lines),
+    CodePage: Screen(checks.code_page, lambda r: (r.code,)),
+    CodeList: Screen(
+        checks.code_list, lambda r: (page.code for page in r.codes), attrgetter("codes")
+    ),
+    AuditReport: Screen(
+        audit.audit_screen, lambda r: (row.worker for row in r.workers), attrgetter("workers")
+    ),
+    HitsReport: Screen(
+        hits.hits_screen, lambda r: (loss.cause for loss in r.largest), attrgetter("rungs")
+    ),
+    DecisionReport: Screen(
+        decisions.decision_report,
+        lambda r: (line.id for line in r.decisions),
+        attrgetter("decisions"),
+    ),
+    ReplayReport: Screen(
+        replay.replay_report, lambda r: (row.policy for row in r.summaries), attrgetter("results")
+    ),
+    DemoStep: Screen(demo.demo_step),
+    DemoEnd: Screen(demo.demo_end),
 }
 
 
+#: A document whose command draws its table.
+_DRAWN_BY_ITS_COMMAND: Final = Screen(lambda result, canvas: str(result))
+
+
+def screen_of(result: Any) -> Screen:
+    """The screen of a document; also of one that extends it, as a past decision extends a
+    RouteResult."""
+    kinds = type(result).__mro__
+    return next((_SCREENS[kind] for kind in kinds if kind in _SCREENS), _DRAWN_BY_ITS_COMMAND)
+
+
 def draw(result: Any, canvas: Canvas) -> str:
-    """The screen of a result."""
-    return str(_SCREENS[type(result)](result, canvas))
-
-
-def items(result: Any) -> Iterable[Any]:
-    """The lines of jsonl: the items of a list, else the whole result."""
-    if isinstance(result, WorkerList):
-        return result.workers
-    if isinstance(result, DecisionReport):
-        return result.decisions
-    if isinstance(result, TopologyShow | TopologyPlan | TopologySync):
-        return result.rows
-    if isinstance(result, ThresholdList):
-        return result.thresholds
-    if isinstance(result, ConfigReport):
-        return result.settings
-    if isinstance(result, ContextList):
-        return result.contexts
-    if isinstance(result, ContextDetail):
-        return result.values
-    if isinstance(result, VerifyReport):
-        return report_lines(result)
-    if isinstance(result, Report):
-        return result.checks
-    if isinstance(result, CodeList):
-        return result.codes
-    if isinstance(result, AuditReport):
-        return result.workers
-    if isinstance(result, HitsReport):
-        return result.rungs
-    if isinstance(result, ReplayReport):
-        return result.results
-    return [result]
-
-
-def names(result: Any) -> list[str]:
-    """The lines of ``-o name``."""
-    if isinstance(result, RouteResult):
-        refs = (result.winner.prefill, result.winner.decode)
-        return [ref.worker for ref in refs if ref is not None]
-    if isinstance(result, WorkerList):
-        return [worker.name for worker in result.workers]
-    if isinstance(result, WorkerDetail):
-        return [result.worker.name]
-    if isinstance(result, CordonChange | WorkerChange):
-        return [result.worker]
-    if isinstance(result, DecisionReport):
-        return [line.id for line in result.decisions]
-    if isinstance(result, TopologyShow | TopologyPlan):
-        return [NO_DOMAIN if row.value is None else row.value for row in result.rows]
-    if isinstance(result, TopologySync):
-        return [*dict.fromkeys(f"{row.namespace}/{row.pod}" for row in result.rows)]
-    if isinstance(result, TopologyValue):
-        return [result.value]
-    if isinstance(result, ThresholdList):
-        return sorted({one.model for one in result.thresholds if one.model is not None})
-    if isinstance(result, ThresholdChange):
-        return [result.after.model]
-    if isinstance(result, ConfigReport):
-        return [setting.name for setting in result.settings]
-    if isinstance(result, ContextList):
-        return [row.name for row in result.contexts]
-    if isinstance(result, ContextDetail | ContextChange):
-        return [] if result.name is None else [result.name]
-    if isinstance(result, BundleReport):
-        return [result.path]
-    if isinstance(result, RecordingReport):
-        return [result.file]
-    if isinstance(result, Report):
-        return [check.code for check in result.checks if check.state in (State.FAIL, State.WARN)]
-    if isinstance(result, AuditReport):
-        return [row.worker for row in result.workers]
-    if isinstance(result, HitsReport):
-        return [one.cause for one in result.largest]
-    if isinstance(result, ReplayReport):
-        return [row.policy for row in result.summaries]
-    if isinstance(result, CodeList | CodePage):
-        return [page.code for page in getattr(result, "codes", [result])]
-    return [result.client] if isinstance(result, Versions) else []
+    """The table of a result."""
+    return screen_of(result).table(result, canvas)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -36,20 +37,23 @@ _DIFFERS = "!="
 def threshold_list(result: ThresholdList, canvas: Canvas) -> str:
     """A row per replica and model; then, with ``--ranks``, a row per signal."""
     columns: list[Column[ReplicaThresholds]] = [
-        Column("replica", "REPLICA", lambda one: one.replica, name=True),
-        Column("model", "MODEL", lambda one: one.model, form=or_dash, name=True),
+        Column("replica", "REPLICA", lambda row: row.replica, name=True),
+        Column("model", "MODEL", lambda row: row.model, form=or_dash, name=True),
     ]
     columns += [_threshold(name, heading.upper()) for name, heading, _ in THRESHOLDS]
-    if any(row.problem for row in result.thresholds):
-        columns.append(Column("problem", "PROBLEM", lambda r: r.problem))
+    columns.append(
+        Column("problem", "PROBLEM", lambda r: r.problem, needed=lambda r: bool(r.problem))
+    )
     text = table(columns, result.thresholds, canvas)
     if not result.agree:
         text += "\nthe replicas have different thresholds: != differs from most replicas\n"
     if result.signals is not None:
         text += "\n" + _signals(result, result.signals, canvas)
-    for note in result.notes:
-        text += "\n".join(canvas.paragraph(note, first="note: ")) + "\n"
-    return text
+    return text + canvas.paragraphs(result.notes, first="note: ", rest=None)
+
+
+def _problem(row: ReplicaThresholds) -> str:
+    return row.problem or ""
 
 
 def _threshold(name: str, heading: str) -> Column[ReplicaThresholds]:
@@ -65,36 +69,46 @@ def _threshold(name: str, heading: str) -> Column[ReplicaThresholds]:
 
 def _signals(result: ThresholdList, signals: Sequence[SignalRow], canvas: Canvas) -> str:
     if not signals:
-        known = [row for row in result.thresholds if row.model is not None and not row.problem]
-        values = [getattr(row, name) for row in known for name, _, _ in THRESHOLDS]
-        if all(value is None for value in values):
-            return "no threshold is set, so no rank is busy\n"
-        return "no workers\n"
-    acting = {(row.replica, row.worker_id, row.dp_rank) for row in signals if row.acts}
-    ranks = {(row.replica, row.worker_id, row.dp_rank) for row in signals}
+        return (
+            "no workers\n" if _has_limits(result) else "no threshold is set, so no rank is busy\n"
+        )
     many = len({row.replica for row in signals}) > 1
     columns = [column for column in _SIGNALS if many or column.key != "replica"]
-    text = table(columns, signals, canvas) + "\n"
-    reasons: dict[tuple[str, str], list[SignalRow]] = {}
+    text = table(columns, signals, canvas) + "\n" + canvas.paragraphs(_signal_reasons(signals))
+    acting = {(row.replica, row.worker_id, row.dp_rank) for row in signals if row.acts}
+    ranks = {(row.replica, row.worker_id, row.dp_rank) for row in signals}
+    text += f"{len(acting)} of {plural(len(ranks), 'rank')} busy"
+    if any(row.busy is None for row in signals):
+        text += " (as far as their load is known)"
+    return text + "\n"
+
+
+def _has_limits(result: ThresholdList) -> bool:
+    """Whether a replica has any threshold."""
+    known = [row for row in result.thresholds if row.model is not None and not row.problem]
+    return any(getattr(row, name) is not None for row in known for name, _, _ in THRESHOLDS)
+
+
+def _signal_reasons(signals: Sequence[SignalRow]) -> Iterator[str]:
+    """Why signals have no value or no effect, each reason once."""
+    reasons: dict[tuple[str, str], list[SignalRow]] = defaultdict(list)
     for row in signals:
         if row.why:
-            reasons.setdefault((row.signal, row.why), []).append(row)
+            reasons[row.signal, row.why].append(row)
     for (signal, why), rows in reasons.items():
-        one = rows[0]
-        who = f"{one.worker} rank {one.dp_rank}" if len(rows) == 1 else plural(len(rows), "rank")
-        text += "\n".join(canvas.paragraph(f"{signal}, {who}: {why}", first="", rest="  ")) + "\n"
-    total = f"{len(acting)} of {plural(len(ranks), 'rank')} busy"
-    if any(row.busy is None for row in signals):
-        total += " (as far as their load is known)"
-    return text + total + "\n"
+        rank = f"{rows[0].worker} rank {rows[0].dp_rank}"
+        yield f"{signal}, {rank if len(rows) == 1 else plural(len(rows), 'rank')}: {why}"
 
 
 def _effect(row: SignalRow) -> str:
     if row.acts:
         return "busy"
-    if row.over:
-        return "none"
-    return "none" if row.limit is None or row.value is None else "calm"
+    known = row.limit is not None and row.value is not None
+    return "calm" if known and not row.over else "none"
+
+
+def _signal_age(row: SignalRow) -> str:
+    return "-" if row.latch == "live" else age(row.age_s)
 
 
 _SIGNALS: list[Column[SignalRow]] = [
@@ -105,14 +119,7 @@ _SIGNALS: list[Column[SignalRow]] = [
     Column("value", "VALUE", lambda r: r.value, form=amount, right=True),
     Column("limit", "LIMIT", lambda r: r.limit, form=amount, right=True),
     Column("latch", "LATCH", lambda r: r.latch, rank=1),
-    Column(
-        "age_s",
-        "AGE",
-        lambda r: r.age_s,
-        text=lambda r: "-" if r.latch == "live" else age(r.age_s),
-        right=True,
-        rank=2,
-    ),
+    Column("age_s", "AGE", lambda r: r.age_s, text=_signal_age, right=True, rank=2),
     Column("effect", "EFFECT", lambda r: r.acts, text=_effect),
     Column("why", "WHY", lambda r: r.why, rank=3, wide=True),
     Column("threshold", "THRESHOLD", lambda r: r.threshold, rank=4, wide=True),
@@ -122,88 +129,86 @@ _SIGNALS: list[Column[SignalRow]] = [
 
 def threshold_change(result: ThresholdChange, canvas: Canvas) -> str:
     """Before -> after, then the ranks whose state changes."""
-    tried = all(one.state == "tried" for one in result.replicas)
-    reverted = result.canary is not None and not result.canary.kept
-    verb = (
-        "set"
-        if result.applied
-        else "set back"
-        if reverted
-        else "dry run, nothing was set"
-        if tried
-        else "not set"
-    )
-    lines = [f"{result.after.model}: {verb}"]
+    lines = [f"{result.after.model}: {_change_text(result)}"]
     for name, heading, unit in THRESHOLDS:
         before, after = getattr(result.before, name), getattr(result.after, name)
-        mark = "->" if before != after else "  "
-        shown = f"{_limit(before)} {mark} {_limit(after)}" if before != after else _limit(after)
-        lines.append(
-            f"  {heading:<17} {shown}  {unit}"
-            if after is not None or before != after
-            else f"  {heading:<17} {shown}"
-        )
-    if len(result.replicas) > 1 or any(one.problem for one in result.replicas):
-        lines.append("")
-        lines += _replica_lines(result.replicas, canvas)
+        shown = _limit(after) if before == after else f"{_limit(before)} -> {_limit(after)}"
+        always_off = before is None and after is None
+        lines.append(f"  {heading:<17} {shown}" + ("" if always_off else f"  {unit}"))
+    if len(result.replicas) > 1 or any(change.problem for change in result.replicas):
+        lines += ["", *_replica_lines(result.replicas, canvas)]
     if result.ranks:
-        lines.append("")
-        lines += _effects(result.ranks, canvas)
+        lines += ["", *_effects(result.ranks, canvas)]
     if result.waited is not None:
-        lines.append("")
-        lines += _waited(result.waited, canvas)
+        lines += ["", *_waited(result.waited, canvas)]
     if result.canary is not None:
-        lines.append("")
-        lines += _canary(result.canary, canvas)
+        lines += ["", *_canary(result.canary, canvas)]
     for note in result.notes:
         lines += canvas.paragraph(note, first="note: ")
     return "\n".join(lines) + "\n"
 
 
+def _change_text(result: ThresholdChange) -> str:
+    if result.applied:
+        return "set"
+    if result.canary is not None and not result.canary.kept:
+        return "set back"
+    if all(change.state == "tried" for change in result.replicas):
+        return "dry run, nothing was set"
+    return "not set"
+
+
 def _replica_lines(replicas: Sequence[ReplicaChange], canvas: Canvas) -> Iterator[str]:
-    states = [one.state for one in replicas]
-    if len(set(states)) == 1 and not any(one.problem for one in replicas):
-        yield from canvas.paragraph(
-            f"{states[0]} on {plural(len(replicas), 'replica')}: "
-            + ", ".join(one.replica for one in replicas),
-            first="",
-            rest="  ",
-        )
+    states = {change.state for change in replicas}
+    if len(states) == 1 and not any(change.problem for change in replicas):
+        names = ", ".join(change.replica for change in replicas)
+        text = f"{replicas[0].state} on {plural(len(replicas), 'replica')}: {names}"
+        yield from canvas.paragraph(text, first="", rest="  ")
         return
-    for one in replicas:
-        text = f"{one.state:<9} {one.replica}" + (f": {one.problem}" if one.problem else "")
+    for change in replicas:
+        problem = f": {change.problem}" if change.problem else ""
+        text = f"{change.state:<9} {change.replica}{problem}"
         yield from canvas.paragraph(text, first="  ", rest="    ")
 
 
 def _effects(ranks: Sequence[RankEffect], canvas: Canvas) -> Iterator[str]:
-    becomes = [rank for rank in ranks if rank.after and not rank.before]
-    calms = [rank for rank in ranks if rank.before and not rank.after]
-    stays = [rank for rank in ranks if rank.before and rank.after]
-    many = len({rank.replica for rank in ranks})
-    groups = (("become", " busy", becomes), ("become", " calm", calms), ("stay", " busy", stays))
-    for verb, state, rows in groups:
-        if rows:
-            ranked = _by_rank(rows)
-            yield f"{plural(len(ranked), 'rank')} {verb}{'s' if len(ranked) == 1 else ''}{state}:"
-            for rank, where in ranked:
-                why = rank.reasons[0] if rank.reasons else "under every threshold"
-                partly = rank.after and not rank.worker_busy
-                tail = " (the worker still gets requests for another rank)" if partly else ""
-                on = f" [{', '.join(where)}]" if many > 1 and len(where) < many else ""
-                text = f"{rank.worker} rank {rank.dp_rank}: {why}{tail}{on}"
-                yield from canvas.paragraph(text, first="  ", rest="    ")
+    groups: dict[tuple[bool, bool], list[RankEffect]] = defaultdict(list)
+    for rank in ranks:
+        groups[rank.before, rank.after].append(rank)
+    becomes, calms, stays = groups[False, True], groups[True, False], groups[True, True]
+    replicas = len({rank.replica for rank in ranks})
+    for verb, state, rows in (
+        ("become", "busy", becomes),
+        ("become", "calm", calms),
+        ("stay", "busy", stays),
+    ):
+        by_rank = _by_rank(rows)
+        if by_rank:
+            yield f"{plural(len(by_rank), 'rank')} {verb}{'s' * (len(by_rank) == 1)} {state}:"
+        for rank, names in by_rank:
+            text = _rank_effect(rank, names if len(names) < replicas else [])
+            yield from canvas.paragraph(text, first="  ", rest="    ")
     if not becomes and not calms:
         busy, every = len(_by_rank(stays)), len(_by_rank(ranks))
         yield f"no rank changes state; {busy} of {plural(every, 'rank')} busy"
 
 
+def _rank_effect(rank: RankEffect, replicas: Sequence[str]) -> str:
+    """Why a rank is busy or calm. ``replicas``: those that count it, empty for all."""
+    why = rank.reasons[0] if rank.reasons else "under every threshold"
+    text = f"{rank.worker} rank {rank.dp_rank}: {why}"
+    if rank.after and not rank.worker_busy:
+        text += " (the worker still gets requests for another rank)"
+    return f"{text} [{', '.join(replicas)}]" if replicas else text
+
+
 def _by_rank(ranks: Sequence[RankEffect]) -> list[tuple[RankEffect, list[str]]]:
     """Each rank once, with the replicas that count it."""
-    found: dict[tuple[int, int], tuple[RankEffect, list[str]]] = {}
+    by_rank: dict[tuple[int, int], tuple[RankEffect, list[str]]] = {}
     for rank in ranks:
         key = (rank.worker_id, rank.dp_rank)
-        found.setdefault(key, (rank, []))[1].append(rank.replica)
-    return list(found.values())
+        by_rank.setdefault(key, (rank, []))[1].append(rank.replica)
+    return list(by_rank.values())
 
 
 def _waited(waited: Waited, canvas: Canvas) -> Iterator[str]:
@@ -229,20 +234,23 @@ _CANARY_ENDS: Final = {
 
 def _canary(verdict: CanaryVerdict, canvas: Canvas) -> Iterator[str]:
     headings = {name: heading for name, heading, _ in THRESHOLDS}
-    tried = ", ".join(f"{headings[name]} {_limit(one)}" for name, one in verdict.values.items())
+    tried = ", ".join(f"{headings[name]} {_limit(value)}" for name, value in verdict.values.items())
     text = f"canary with {tried} for {age(verdict.seconds)}; {_CANARY_ENDS[verdict.state]}"
     yield from canvas.paragraph(text, first="", rest="  ")
     if verdict.why:
         yield from canvas.paragraph(verdict.why, first="  ", rest="    ")
-    for one in verdict.conditions:
-        value = "unknown" if one.value is None else _measured(one.condition, one.value)
-        text = f"{one.state:<9} {one.condition}: {value} on {plural(one.requests, 'request')}"
-        if one.state == "unknown" and one.value is not None:
+    for condition in verdict.conditions:
+        value = _measured(condition.condition, condition.value)
+        requests = plural(condition.requests, "request")
+        text = f"{condition.state:<9} {condition.condition}: {value} on {requests}"
+        if condition.state == "unknown" and condition.value is not None:
             text += ", too few to decide"
         yield from canvas.paragraph(text, first="  ", rest="    ")
 
 
-def _measured(condition: str, value: float) -> str:
+def _measured(condition: str, value: float | None) -> str:
+    if value is None:
+        return "unknown"
     if condition.startswith(("ttft", "itl")):
         return f"{value * 1e3:,.0f} ms" if value < 1 else f"{value:,.2f} s"
     return percent(value, 2)
