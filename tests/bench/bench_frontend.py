@@ -1,6 +1,7 @@
-"""A frontend before plain engines, beside two bare proxies, sglang-router and vllm-router.
+"""A frontend before plain engines, beside two bare proxies and three routers in Rust.
 
-    python -m tests.bench.bench_frontend [--sglang-python PATH] [--vllm-python PATH] [--smoke]
+    python -m tests.bench.bench_frontend [--sglang-python PATH] [--smg-python PATH]
+                                         [--vllm-python PATH] [--guard] [--smoke]
 
 Four engines that cost nothing answer with 32 events, each a write of its own; prompts of about 140
 and 2,000 tokens, no two equal; 1, 16, 64 and 256 streams, each sending its next request when the
@@ -12,14 +13,23 @@ medians of the rounds. CPU is user and system time of the process tree per finis
 passing on several events at once; the offered load is then the same for all that keep up. Paced
 answers have 32 events, and 128: the difference is what a chunk costs. The raw proxy is the floor:
 the reads and writes of uvloop, without routing, checks or accounts.
+
+`--guard` measures the two loads of ``guard.toml`` only, and fails where a request costs more than
+the file allows; `make bench-guard` runs it.
 """
 
 import asyncio
 import json
-from collections.abc import Sequence
+import os
+import sys
+import time
+import tomllib
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median
+from typing import Final
 
 import uvloop
 from rich.console import Console
@@ -28,8 +38,10 @@ from rich.table import Table
 from tests.bench import sse_upstream
 from tests.bench.contestants import (
     BARE,
+    BY_LOAD,
     FLOOR,
     LOAD_CORE,
+    TOKENIZING,
     Contestant,
     commands,
     with_core,
@@ -40,7 +52,6 @@ from tests.bench.load_generator import Measured, Prompts, load
 ENGINES = 4
 PACE_S = 0.002
 ALONE = "load and engines alone"
-BY_LOAD, TOKENIZING = "dynctl, routed by load", "dynctl, tokenizing"
 
 
 @dataclass(frozen=True)
@@ -78,10 +89,10 @@ async def measure_all(
     cases: Sequence[Case],
     rounds: int,
     seconds: float,
-    sglang: str | None,
-    vllm: str | None,
+    peers: Mapping[str, str | None],
+    without: frozenset[str] = frozenset(),
 ) -> Results:
-    """Run every contestant on every case."""
+    """Run every contestant on every case, but those ``without``."""
     pacer = sse_upstream.Pacer()
     engines = await sse_upstream.serve(pacer, ENGINES)
     urls = [f"http://127.0.0.1:{sse_upstream.port_of(engine)}" for engine in engines]
@@ -89,7 +100,9 @@ async def measure_all(
     taken: dict[Case, dict[str, list[Measured]]] = {}
     with ExitStack() as stack:
         running = []
-        for command in commands(urls, sglang, vllm):
+        for command in commands(urls, peers):
+            if command.name in without:
+                continue
             contestant = Contestant(command)
             # Starting blocks, and the frontend asks our engines meanwhile.
             await asyncio.to_thread(contestant.__enter__)
@@ -168,7 +181,7 @@ def rows_of(results: Results) -> list[Row]:
         ours = by_name[BY_LOAD]
         # At most 1.1 times the CPU of sglang-router, 1.3 times where the engines do not pause.
         aim = "0.91x" if case.paced else "0.77x"
-        for peer, cpu_aim in (("sglang-router", aim), ("vllm-router", "1x")):
+        for peer, cpu_aim in (("sglang-router", aim), ("smg", "1x"), ("vllm-router", "1x")):
             theirs = by_name.get(peer)
             if theirs is None:
                 continue
@@ -194,26 +207,93 @@ def rows_of(results: Results) -> list[Row]:
     return rows
 
 
-def main() -> None:
+GUARD: Final = Path(__file__).with_name("guard.toml")
+#: Share above the committed ratio that fails.
+MARGIN: Final = 0.15
+#: Loads of the guard by their section in the file.
+GUARDED: Final = {"free": Case(140, 64), "paced": PACED}
+
+
+#: Load average above which other work changes what batches of chunks cost, and so the ratio.
+IDLE: Final = 1.0
+#: Seconds that the load of earlier suites gets to pass.
+WAIT_S: Final = 180
+
+
+def idle() -> bool:
+    """Wait until the machine has no other work; False if it still has some after `WAIT_S`."""
+    end = time.monotonic() + WAIT_S
+    while os.getloadavg()[0] > IDLE:
+        if time.monotonic() >= end:
+            return False
+        time.sleep(5)
+    return True
+
+
+def judged(results: Results, committed: Mapping[str, float]) -> list[Row]:
+    """CPU of a request relative to the proxies: of the bare one with the committed ratio plus the
+    margin as aim, of the floor without."""
+    rows = []
+    for section, case in GUARDED.items():
+        cpu = {name: result.cpu_us for name, result in results[case].items()}
+        bare, floor = (cpu[BY_LOAD] / cpu[proxy] for proxy in (BARE, FLOOR))
+        limit = committed[section] * (1 + MARGIN)
+        rows.append(row(f"{section}: CPU relative to {BARE}", "x", bare, aim=f"< {limit:.2f}"))
+        rows.append(row(f"{section}: CPU relative to {FLOOR}", "x", floor))
+    return rows
+
+
+def guard(results: Results, quiet: bool) -> int:
+    """Show what a request costs relative to the proxies; 1 if it costs more than is committed.
+
+    ``quiet``: the machine had no other work; else nothing is judged.
+    """
+    rows = judged(results, tomllib.loads(GUARD.read_text(encoding="utf-8")))
+    print_table("what a request costs", rows)
+    if not quiet:
+        print(f"not judged: the load average stayed above {IDLE} for {WAIT_S} s; run it alone")
+        return 0
+    dearer = [item for item in rows if item.met is False]
+    for item in dearer:
+        print(
+            f"{item.name}: {item.ours:.2f}, expected {item.aim}. A request got dearer: make it "
+            f"cheaper, or write the new ratio and its reason to {GUARD.name}"
+        )
+    return 1 if dearer else 0
+
+
+def main() -> int:
     parser = bench_parser(__doc__)
     parser.add_argument("--sglang-python", help="a Python that has sglang-router installed")
+    parser.add_argument("--smg-python", help="a Python that has smg installed")
     parser.add_argument("--vllm-python", help="a Python that has vllm-router installed")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=0.6, help="of one measurement")
     parser.add_argument("--paced", action="store_true", help="only the loads of paced engines")
+    parser.add_argument("--guard", action="store_true", help="fail if a request got dearer")
     arguments = parser.parse_args()
     cases, rounds, seconds = CASES, arguments.rounds, arguments.seconds
-    if arguments.paced:
+    if arguments.guard:
+        cases = list(GUARDED.values())
+    elif arguments.paced:
         cases = [PACED, LONG]
     if arguments.smoke:
         cases, rounds, seconds = [Case(140, 64)], 1, 0.2
+    peers = {
+        "sglang-router": arguments.sglang_python,
+        "smg": arguments.smg_python,
+        "vllm-router": arguments.vllm_python,
+    }
     with_core(LOAD_CORE)
-    results = uvloop.run(
-        measure_all(cases, rounds, seconds, arguments.sglang_python, arguments.vllm_python)
-    )
+    without = frozenset({TOKENIZING} if arguments.guard else ())
+    quiet = idle() if arguments.guard else True
+    results = uvloop.run(measure_all(cases, rounds, seconds, peers, without))
     show(results)
+    if arguments.guard:
+        return guard(results, quiet)
     print_table("frontend at 64 streams, routed by load", rows_of(results))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

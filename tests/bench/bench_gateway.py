@@ -24,10 +24,11 @@ from typing import Any
 import uvloop
 
 from tests.bench import sse_upstream
-from tests.bench.bench_frontend import ENGINES, TOKENIZING
+from tests.bench.bench_frontend import ENGINES
 from tests.bench.contestants import (
     DEMO_MODEL,
     LOAD_CORE,
+    TOKENIZING,
     Command,
     Contestant,
     commands,
@@ -96,7 +97,7 @@ class Measuring:
 
     def start(self) -> None:
         urls = [f"http://127.0.0.1:{port}" for port in self._engines]
-        tokenizing = next(one for one in commands(urls, None, None) if one.name == TOKENIZING)
+        tokenizing = next(one for one in commands(urls) if one.name == TOKENIZING)
         frontend = self._start(tokenizing)
         self.running[frontend.name] = (frontend.port, None, frontend)
         if self._envoy is None:
@@ -119,7 +120,7 @@ class Measuring:
 
     def _picker(self, urls: list[str], tls: bool) -> tuple[Contestant, int]:
         port, health, http = free_ports(3)
-        argv = [*commands(urls, None, None)[0].argv[:2], "dynctl", "serve", "epp"]
+        argv = [*commands(urls)[0].argv[:2], "dynctl", "serve", "epp"]
         argv += ["--port", str(port), "--health-port", str(health), "--http-port", str(http)]
         argv += ["--tls" if tls else "--no-tls", "--model-path", str(DEMO_MODEL)]
         argv += ["--log-level", "warning"]

@@ -9,13 +9,15 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Final
 
 FRONTEND_CORE, LOAD_CORE = 0, 1
 BARE, FLOOR = "bare aiohttp proxy", "raw uvloop proxy"
+BY_LOAD, TOKENIZING = "dynctl, routed by load", "dynctl, tokenizing"
 _TICKS = os.sysconf("SC_CLK_TCK")
 DEMO_MODEL = Path(__file__).parents[2] / "dynctl" / "tokenization" / "demo_model"
 
@@ -134,32 +136,35 @@ def with_core(core: int) -> None:
 _ALL_CORES = os.sched_getaffinity(0)
 
 
-def commands(
-    urls: Sequence[str], sglang_python: str | None, vllm_python: str | None
-) -> list[Command]:
-    """Ours with and without a tokenizer, the bare proxy, and the peers that are installed."""
+#: Peer -> how it starts with the Python that it is installed for.
+_PEERS: Final[dict[str, tuple[str, ...]]] = {
+    "sglang-router": ("-m", "sglang_router.launch_router"),
+    "smg": ("-c", "from smg.cli import main; main()", "launch"),
+    "vllm-router": ("-m", "vllm_router.launch_router"),
+}
+
+
+def commands(urls: Sequence[str], peers: Mapping[str, str | None] | None = None) -> list[Command]:
+    """Ours with and without a tokenizer, both proxies, and the peers that are installed.
+
+    ``peers``: name -> the Python that has it; None: it is not installed.
+    """
     run = (sys.executable, "-m")
-    found = [
-        Command("dynctl, routed by load", (*run, "tests.bench.frontend_ours", *urls)),
-        Command(
-            "dynctl, tokenizing",
-            (*run, "tests.bench.frontend_ours", "--model-path", str(DEMO_MODEL), *urls),
-        ),
+    ours = (*run, "tests.bench.frontend_ours")
+    return [
+        Command(BY_LOAD, (*ours, *urls)),
+        Command(TOKENIZING, (*ours, "--model-path", str(DEMO_MODEL), *urls)),
         Command(BARE, (*run, "tests.bench.bare_proxy", *urls)),
         Command(FLOOR, (*run, "tests.bench.raw_proxy", *urls)),
+        *(_peer(name, python, urls) for name, python in (peers or {}).items() if python),
     ]
-    if sglang_python:
-        found.append(_peer("sglang-router", sglang_python, "sglang_router.launch_router", urls))
-    if vllm_python:
-        found.append(_peer("vllm-router", vllm_python, "vllm_router.launch_router", urls))
-    return found
 
 
-def _peer(name: str, python: str, module: str, urls: Sequence[str]) -> Command:
+def _peer(name: str, python: str, urls: Sequence[str]) -> Command:
     """A peer as it comes, but for the ports and less of a log."""
     port, metrics = free_ports(2)
     argv = (
-        *(python, "-m", module, "--host", "127.0.0.1", "--port", str(port)),
+        *(python, *_PEERS[name], "--host", "127.0.0.1", "--port", str(port)),
         *("--prometheus-port", str(metrics), "--log-level", "error", "--worker-urls", *urls),
     )
     return Command(name, argv, port, "/health")
