@@ -87,6 +87,22 @@ def pages() -> list[Path]:
     return [path for path in found if path.relative_to(DOCS).parts[0] not in GENERATED] + outside
 
 
+def written() -> list[Path]:
+    """Every page that a person writes, decision records included: the pages whose words count.
+
+    docs/compatibility.md is made of recorded runs.
+    """
+    records = sorted((DOCS / "decisions").iterdir())
+    return [path for path in (README, *pages(), *records) if path.name != "compatibility.md"]
+
+
+def by_hand(path: Path) -> str:
+    """A page without comments and without the parts that are made from the code."""
+    text = path.read_text(encoding="utf-8")
+    text = re.sub(r"<!-- generated: .*?<!-- end -->", "", text, flags=re.S)
+    return re.sub(r"<!--.*?-->", "", text, flags=re.S)
+
+
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 

@@ -12,7 +12,7 @@ from dynctl.cli.app import program
 from dynctl.cli.table import COMMANDS
 from dynctl.findings.catalogue import all_codes
 from router_core import SETTINGS
-from tests.docs.pages import DOCS, ROOT, Block, blocks, name_of, pages
+from tests.docs.pages import DOCS, ROOT, Block, blocks, by_hand, name_of, pages, written
 from tests.docs.tables import table, tables
 from tests.docs.worlds import WORLDS
 from tests.kube.faults import FAULTS, fault_of
@@ -22,6 +22,11 @@ WRITTEN = [*pages(), DOCS / "cli.md", ROOT / "CHANGELOG.md"]
 RUNBOOK = DOCS / "operations"
 INDEX = RUNBOOK / "README.md"
 FAULT_TABLES = {name: page for page in RUNBOOK.iterdir() for name in tables(page, "faults")}
+
+#: A longer thought is a paragraph below its table.
+LONGEST_CELL = 25
+#: Words of all written pages together, commands and their output included. It only goes down.
+WORDS = 64_000
 
 #: Symptoms and failures that the product's requirements list.
 REQUIRED_SYMPTOMS = (
@@ -167,3 +172,19 @@ def test_the_map_and_the_index_of_a_folder_name_every_page() -> None:
     }
     every = {*pages(), DOCS / "cli.md", DOCS / "checks" / "README.md"}
     assert every - {DOCS / "README.md"} <= linked
+
+
+def words(text: str) -> int:
+    return len(re.findall(r"\S*\w\S*", text))
+
+
+@pytest.mark.parametrize("path", written(), ids=name_of)
+def test_a_cell_of_a_table_is_short(path: Path) -> None:
+    for line in re.sub(r"^(```+).*?^\1$", "", by_hand(path), flags=re.M | re.S).splitlines():
+        cells = re.split(r"(?<!\\)\|", line) if line.startswith("|") else []
+        for cell in cells:
+            assert words(cell) <= LONGEST_CELL, f"a paragraph below the table: {cell.strip()}"
+
+
+def test_the_pages_can_be_read() -> None:
+    assert sum(words(by_hand(path)) for path in written()) <= WORDS
