@@ -25,8 +25,8 @@ FAULT_TABLES = {name: page for page in RUNBOOK.iterdir() for name in tables(page
 
 #: A longer thought is a paragraph below its table.
 LONGEST_CELL = 25
-#: Words of all written pages together, commands and their output included. It only goes down.
-WORDS = 64_000
+#: Words of all written pages, without code blocks, whose output is recorded. It only goes down.
+WORDS = 55_000
 
 #: Symptoms and failures that the product's requirements list.
 REQUIRED_SYMPTOMS = (
@@ -178,13 +178,17 @@ def words(text: str) -> int:
     return len(re.findall(r"\S*\w\S*", text))
 
 
+def without_blocks(path: Path) -> str:
+    return re.sub(r"^(```+).*?^\1$", "", by_hand(path), flags=re.M | re.S)
+
+
 @pytest.mark.parametrize("path", written(), ids=name_of)
 def test_a_cell_of_a_table_is_short(path: Path) -> None:
-    for line in re.sub(r"^(```+).*?^\1$", "", by_hand(path), flags=re.M | re.S).splitlines():
+    for line in without_blocks(path).splitlines():
         cells = re.split(r"(?<!\\)\|", line) if line.startswith("|") else []
         for cell in cells:
             assert words(cell) <= LONGEST_CELL, f"a paragraph below the table: {cell.strip()}"
 
 
 def test_the_pages_can_be_read() -> None:
-    assert sum(words(by_hand(path)) for path in written()) <= WORDS
+    assert sum(words(without_blocks(path)) for path in written()) <= WORDS
