@@ -21,7 +21,7 @@ from dynctl.documents.route_result import RouteResult
 from dynctl.documents.snapshot import TopFrame
 from dynctl.serving.http.process import ServingProcess
 from dynctl.serving.http.shared_router import shared_fleet
-from dynctl.serving.remote.routing import RouterLost
+from dynctl.serving.remote.link import RouterLost
 from dynctl.serving.routing.service_health import HEALTH_AGE_S
 from dynctl.sources.alerts import AlertBoard
 from dynctl.sources.domains import DomainBoard

@@ -21,7 +21,7 @@ from dynctl.serving.http.start import Address, StartError
 from dynctl.serving.records.audit import ReuseAudit
 from dynctl.serving.records.decision_memory import DecisionMemory
 from dynctl.serving.remote.fleet import MirroredFleet
-from dynctl.serving.remote.routing import RemoteRouting, RouterLink
+from dynctl.serving.remote.link import RemoteRouting, RouterLink
 from dynctl.serving.routing.config import (
     DEFAULT_BLOCK_SIZE,
     INDEX_BYTES_PER_BLOCK,

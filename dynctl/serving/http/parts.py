@@ -26,7 +26,7 @@ from dynctl.serving.engines.worker_spec import WorkerSpec, parse_worker_spec
 from dynctl.serving.engines.workers_file import WorkersFile
 from dynctl.serving.http.start import LOOPBACK, Address, StartError
 from dynctl.serving.records.recorder import FileSink, Recordings
-from dynctl.serving.remote.routing import RouterLink
+from dynctl.serving.remote.link import RouterLink
 from dynctl.serving.routing.config import FrontendConfig, ReplicaConfig
 from dynctl.serving.routing.replicas import ALIVE_S, TOPICS, ReplicaSync
 from dynctl.serving.routing.service import RoutingService

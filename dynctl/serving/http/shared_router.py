@@ -23,7 +23,7 @@ from dynctl.documents.fleet_load import FleetLoad
 from dynctl.serving.http.auth import Handler, guarded
 from dynctl.serving.http.fleet_endpoints import FLEET_PATH, FleetFeed
 from dynctl.serving.http.json_responses import json_response
-from dynctl.serving.remote.routing import RouterLink, RouterLost
+from dynctl.serving.remote.link import RouterLink, RouterLost
 from dynctl.serving.routing.refusal import HttpError
 
 #: Seconds to read at the router; past decisions wait for the next one for up to 30.

@@ -18,7 +18,7 @@ from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.fleet import Fleet, Member
 from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.engines.worker_spec import WorkerSpec
-from dynctl.serving.remote.routing import RemoteRouting
+from dynctl.serving.remote.link import RemoteRouting
 from dynctl.serving.routing.config import FrontendConfig
 from router_core import Worker, WorkerError
 

@@ -20,8 +20,8 @@ from dynctl.documents.frontends import MAX_PLACES
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.http.process import ServingProcess
 from dynctl.serving.http.server import build_frontend
-from dynctl.serving.remote import routing as remote_module
-from dynctl.serving.remote.routing import RemoteRouting
+from dynctl.serving.remote import link as remote_module
+from dynctl.serving.remote.link import RemoteRouting
 from dynctl.serving.routing.config import FrontendConfig, Limits
 from dynctl.serving.services.router_server import BookingsPart, build_router
 from dynctl.simulation.engine.config import EngineConfig
