@@ -32,6 +32,7 @@ from dynctl.serving.engines.failures import UpstreamFailure, reported_error
 from dynctl.serving.engines.fleet import Fleet
 from dynctl.serving.engines.response_stream import EngineStream
 from dynctl.serving.routing.config import Limits
+from dynctl.serving.routing.placement import Placement
 from dynctl.serving.routing.service import RoutingService, excluding
 from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.wire.engine_kinds.handoff import bootstrap_room
@@ -149,9 +150,15 @@ class RequestFlow:
     """Sends requests to engines."""
 
     def __init__(
-        self, service: RoutingService, fleet: Fleet, dispatch: Dispatch, limits: Limits
+        self,
+        service: RoutingService,
+        placement: Placement,
+        fleet: Fleet,
+        dispatch: Dispatch,
+        limits: Limits,
     ) -> None:
         self._service = service
+        self._placement = placement
         self._fleet = fleet
         self._hops = dispatch
         self._limits = limits
@@ -179,7 +186,7 @@ class RequestFlow:
         while True:
             request = excluding(call.request, tries.failed, service.router.registry)
             began = service.clock()
-            plan = await service.place(request)
+            plan = await self._placement.place(request)
             call.record.route_s += service.clock() - began
             if plan.first.queue is not None:
                 plan = await self._admitted(plan, request, call.record, again=admitted)
@@ -276,7 +283,7 @@ class RequestFlow:
         call.record.prefill_done_at = service.clock()
         while True:
             # The fleet may have changed while prefill ran, so decode is decided only now.
-            decided = await service.place_decode(request, prefill)
+            decided = await self._placement.place_decode(request, prefill)
             plan = replace(decided, bypass=plan.bypass)
             decode = plan.decode
             if decode is None or decode.winner is None:
@@ -594,7 +601,7 @@ class RequestFlow:
         tries.count += 1
         tries.last = error.failure
         # One that refuses connections is ejected already, unless another process does it.
-        if error.failure.kind != "refused" or self._service.remote:
+        if error.failure.kind != "refused" or self._placement.remote:
             tries.failed[error.worker.worker_id] = _failed_now(error.failure)
         if error.failure.fatal:
             tries.died.append(error.worker.name)

@@ -33,6 +33,7 @@ from dynctl.serving.http.inference_responses import (
 from dynctl.serving.http.json_responses import bad_request, nested_too_deeply
 from dynctl.serving.records.recorder import tenant_of
 from dynctl.serving.routing.config import Limits
+from dynctl.serving.routing.placement import Placement
 from dynctl.serving.routing.prompts import CHARS_PER_TOKEN, Prompt
 from dynctl.serving.routing.refusal import HttpError, internal_error, overloaded, refusal
 from dynctl.serving.routing.service import Prepared, RoutingService
@@ -87,6 +88,7 @@ class Picker:
         service: RoutingService,
         fleet: Fleet,
         inference: Inference,
+        placement: Placement,
         limits: Limits,
         dynamo_frontend: tuple[str, int] | None = None,
         client_fields: frozenset[str] = frozenset(),
@@ -100,6 +102,7 @@ class Picker:
         self.dynamo_frontend = dynamo_frontend
         self.fleet = fleet
         self.inference = inference
+        self.placement = placement
         self.limits = limits
         #: Bytes of the bodies, headers and subsets that are collected now.
         self.held = 0
@@ -134,6 +137,9 @@ class Picker:
 
     def __len__(self) -> int:
         return len(self._open)
+
+    def bytes_held(self) -> int:
+        return self.held
 
     async def sweep(self) -> None:
         """End exchanges that wait too long for their gateway, until cancelled."""
@@ -396,7 +402,7 @@ class Exchange:
             parsed, prepared = None, await self._estimated(body, record)
         request = self._request = self._within(prepared.request)
         if parsed is not None and parsed.nvext.dry_run:
-            plan = await service.place(request, dry=True)
+            plan = await self._picker.placement.place(request, dry=True)
             if plan.ok:
                 ids = None if prepared.tokens.ids is None else list(prepared.tokens.ids)
                 answer = msgspec.json.encode(dry_run_body(plan, ids, parsed))
@@ -409,7 +415,7 @@ class Exchange:
                 record.output_limit = parsed.max_tokens
             service.observers.prepared(request, record)
             service.held.add(request.id)
-            plan = await service.place(request)
+            plan = await self._picker.placement.place(request)
             if plan.waits:
                 plan = await service.admission.wait(plan, request, record)
         if not plan.ok:

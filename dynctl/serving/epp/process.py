@@ -57,9 +57,9 @@ def build_picker(config: FrontendConfig) -> ServingProcess:
     direct = options.dynamo_frontend
     # Without a host of its own the frontend is beside each worker.
     obstacle = _no_address if direct is not None and not direct[0] else no_obstacle
-    core, dynamo = build_core(build_routing(config), obstacle)
+    core, fleet_part = build_core(build_routing(config), obstacle)
     administration = administrate(core, clients=False)
-    parts = common_parts(core, administration, dynamo, tokenizes=True)
+    parts = common_parts(core, administration, fleet_part, tokenizes=True)
     if options.pool is not None:
         parts.append(PoolPart(PoolFollower(core.service, core.fleet, options.pool)))
     parts.append(GatewayPart(core, options, administration.control))
@@ -99,6 +99,7 @@ class GatewayPart(ProcessPart):
             core.service,
             core.fleet,
             core.inference,
+            core.placement,
             limits,
             options.dynamo_frontend,
             config.client_fields,
@@ -118,7 +119,7 @@ class GatewayPart(ProcessPart):
             {ext_proc.PROCESS: self.picker.begin, **self.health.methods()},
             grpc_limits,
             self._certificate,
-            held=lambda: self.picker.held,
+            held=self.picker.bytes_held,
         )
         small = replace(grpc_limits, connections=FEW // 4, message_bytes=_PROBE_BYTES)
         self.probes = GrpcServer(self.health.methods(), small)

@@ -20,19 +20,20 @@ from dynctl.serving.http.keys import SHORTEST_KEY, ApiKeys, ClientRights, KeyLim
 from dynctl.serving.http.start import Address, StartError
 from dynctl.serving.records.audit import ReuseAudit
 from dynctl.serving.records.decision_memory import DecisionMemory
-from dynctl.serving.remote.fleet import MirroredFleet
-from dynctl.serving.remote.link import RemoteRouting, RouterLink
+from dynctl.serving.remote.link import RouterLink
+from dynctl.serving.remote.placement import RemoteRequests
 from dynctl.serving.routing.config import (
     DEFAULT_BLOCK_SIZE,
     INDEX_BYTES_PER_BLOCK,
     FrontendConfig,
 )
+from dynctl.serving.routing.placement import LocalPlacement, Placement
 from dynctl.serving.routing.prompts import PromptTokenizers
 from dynctl.serving.routing.service import RoutingService
 from dynctl.serving.routing.transfer_file import configured_table
 from dynctl.settings.policy_file import policy_classes
 from dynctl.tokenization import ModelTokenizer, load_tokenizer
-from router_core import IndexBound, Router, TransferTableSet
+from router_core import NO_CLASSES, IndexBound, Router, TransferTableSet
 
 #: Short keys that the warning about them names.
 _NAMED_KEYS: Final = 5
@@ -44,17 +45,21 @@ _log = logging.getLogger(__name__)
 class Routing:
     """The router of a process, before it has workers.
 
-    ``link``: to the router process that decides; None: this one does. ``size_unknown``: why the
-    bytes of a token's KV cache are not known; None where they are.
+    ``requests``: those that the router process decides; None: this one does. ``size_unknown``: why
+    the bytes of a token's KV cache are not known; None where they are.
     """
 
     config: FrontendConfig
     service: RoutingService
     upstream: Upstream
     tokenizer: ModelTokenizer | None
-    link: RouterLink | None
+    requests: RemoteRequests | None
     router_id: int
     size_unknown: str | None
+
+    @property
+    def link(self) -> RouterLink | None:
+        return None if self.requests is None else self.requests.link
 
     def tokenizer_cache(self) -> Mapping[str, int]:
         """Counts of the tokenizer's cache; empty without a tokenizer here."""
@@ -82,32 +87,26 @@ def build_routing(
     if config.otlp_endpoint is not None:
         instance = config.process or f"{router_id:016x}"
         export = SpanExport(config.otlp_endpoint, config.otlp_sample_ratio, instance)
-    link: RouterLink | None = None
+    requests = None
+    if config.router_url is not None:
+        name = f"{random.getrandbits(40):010x}"
+        requests = RemoteRequests(RouterLink(config.router_url, config.router_token, name))
+    decides = requests is None
     router = router or Router(
         config.router,
         exact_reuse=True,
-        # The router process has the index.
-        learns=config.router_url is None,
-        policy_classes=policy_classes(config.router),
+        learns=decides,  # else the router process has the index
+        policy_classes=policy_classes(config.router) if decides else NO_CLASSES,
     )
-    if config.router_url is None:
-        service = RoutingService(
-            tokenizers=tokenizers,
-            default_block_size=config.block_size or DEFAULT_BLOCK_SIZE,
-            prefill_model=prefill_model(config.router, config.origins),
-            router=router,
-            export=export,
-            serves_pools=serves_pools,
-        )
-    else:
-        link = RouterLink(config.router_url, config.router_token, f"{random.getrandbits(40):010x}")
-        service = RemoteRouting(
-            link,
-            tokenizers=tokenizers,
-            default_block_size=config.block_size,
-            router=router,
-            export=export,
-        )
+    service = RoutingService(
+        tokenizers=tokenizers,
+        default_block_size=config.block_size or DEFAULT_BLOCK_SIZE,
+        prefill_model=prefill_model(config.router, config.origins) if decides else None,
+        router=router,
+        export=export,
+        serves_pools=serves_pools,
+        reports=requests,
+    )
     table, size_unknown = configured_table(config.router, config.model_path)
     if table is not None:
         service.apply(TransferTableSet(table))
@@ -117,25 +116,26 @@ def build_routing(
         service=service,
         upstream=Upstream(config.limits),
         tokenizer=tokenizer,
-        link=link,
+        requests=requests,
         router_id=router_id,
         size_unknown=size_unknown,
     )
 
 
-def engine_fleet(routing: Routing) -> Fleet:
-    """The engines of the configuration, or the workers that the router process reports."""
-    service = routing.service
-    if isinstance(service, RemoteRouting):
-        return MirroredFleet(service, routing.upstream, routing.config)
-    return Fleet(service, routing.upstream, routing.config)
-
-
 class ProcessCore:
-    """The parts that work for every request. Raises StartError for API keys or a certificate that
-    cannot be read."""
+    """The parts that work for every request. ``dispatch`` and ``placement``: over HTTP, and by the
+    router of this process, unless they are given.
 
-    def __init__(self, routing: Routing, fleet: Fleet, dispatch: Dispatch | None = None) -> None:
+    Raises StartError for API keys or a certificate that cannot be read.
+    """
+
+    def __init__(
+        self,
+        routing: Routing,
+        fleet: Fleet,
+        dispatch: Dispatch | None = None,
+        placement: Placement | None = None,
+    ) -> None:
         config, service = routing.config, routing.service
         dispatch = dispatch or HttpDispatch(routing.upstream, fleet)
         self.routing = routing
@@ -144,9 +144,14 @@ class ProcessCore:
         self.upstream = routing.upstream
         self.fleet = fleet
         self.keys = _read_keys(config, service)
-        self.flow = RequestFlow(service, fleet, dispatch, config.limits)
-        self.inference = Inference(service, self.flow, config, self.keys)
-        self.memory = DecisionMemory(config.decision_memory_bytes)
+        self.placement = placement or LocalPlacement(service)
+        self.flow = RequestFlow(service, self.placement, fleet, dispatch, config.limits)
+        self.inference = Inference(service, self.placement, self.flow, config, self.keys)
+        requests = routing.requests
+        self.memory = DecisionMemory(
+            config.decision_memory_bytes,
+            elsewhere=None if requests is None else requests.decided_elsewhere,
+        )
         self.audit = ReuseAudit(service.router)
         self.certificate = _read_certificate(config)
         self.address = Address(

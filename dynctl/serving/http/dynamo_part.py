@@ -55,7 +55,7 @@ class DynamoPart(ProcessPart):
         self.registered: PlaneProcess | None = None
         if config.router.use_remote_indexer:
             remote = RemoteIndex(service, self.fleet.observer, self._own_instance)
-            service.ask_index = remote.ask
+            service.read_index_with(remote.ask)
 
     def _consumer(self) -> RouterConsumer:
         """The durable consumers of this router; it has its name when it is registered."""

@@ -35,6 +35,7 @@ from dynctl.serving.http.json_responses import nested_too_deeply
 from dynctl.serving.http.keys import ApiKey, ApiKeys, ClientRights
 from dynctl.serving.records.recorder import tenant_of
 from dynctl.serving.routing.config import FrontendConfig
+from dynctl.serving.routing.placement import Placement
 from dynctl.serving.routing.prompts import Prompt, cache_key_problem, dynamo_chat, prompts_of
 from dynctl.serving.routing.refusal import (
     HttpError,
@@ -90,9 +91,15 @@ class Inference:
     """The inference endpoints over one service."""
 
     def __init__(
-        self, service: RoutingService, flow: RequestFlow, config: FrontendConfig, keys: ApiKeys
+        self,
+        service: RoutingService,
+        placement: Placement,
+        flow: RequestFlow,
+        config: FrontendConfig,
+        keys: ApiKeys,
     ) -> None:
         self._service = service
+        self._placement = placement
         self._flow = flow
         self._config = config
         self._keys = keys
@@ -313,7 +320,7 @@ class Inference:
         policy_class = None if http is None else policy_class_of(http.headers)
         named = self._named(parsed)
         prepared = await self._prepare(named, record, session, policy_class, apart)
-        found = await service.dry_route(prepared.request, preset=preset)
+        found = await self._placement.explain(prepared.request, preset=preset)
         check_one_engine(prepared, parsed, handed_off=found.prefill is not None)
         return found
 
@@ -627,7 +634,7 @@ class Inference:
         record: RequestRecord,
     ) -> web.StreamResponse:
         request = prepared.request
-        plan = await self._service.place(request, dry=True)
+        plan = await self._placement.place(request, dry=True)
         if not plan.ok:
             raise self._refusal(Refused(plan), prepared, record)
         check_one_engine(prepared, parsed, handed_off=plan.prefill is not None)

@@ -26,7 +26,7 @@ from dynctl.serving.engines.worker_spec import WorkerSpec, parse_worker_spec
 from dynctl.serving.engines.workers_file import WorkersFile
 from dynctl.serving.http.start import LOOPBACK, Address, StartError
 from dynctl.serving.records.recorder import FileSink, Recordings
-from dynctl.serving.remote.link import RouterLink
+from dynctl.serving.remote.placement import RouterFollower
 from dynctl.serving.routing.config import FrontendConfig, ReplicaConfig
 from dynctl.serving.routing.replicas import ALIVE_S, TOPICS, ReplicaSync
 from dynctl.serving.routing.service import RoutingService
@@ -169,13 +169,13 @@ def _replica_plane(config: ReplicaConfig) -> ReplicaPlane:
 class RouterLinkPart(ProcessPart):
     """The link to the router process, with ``--router``."""
 
-    def __init__(self, link: RouterLink, service: RoutingService, token: str | None) -> None:
-        self.link = link
-        self._service = service
+    def __init__(self, follower: RouterFollower, token: str | None) -> None:
+        self.link = follower.link
+        self._follower = follower
         self._token = token
 
     async def join(self) -> None:
-        await self.link.start(self._service.tasks)
+        await self._follower.start()
 
     async def close(self) -> None:
         await self.link.close()

@@ -7,8 +7,9 @@ from aiohttp import web
 
 from dynctl.documents.fleet_load import Traffic
 from dynctl.serving.dynamo.fleet import Obstacle, no_obstacle
+from dynctl.serving.engines.fleet import Fleet
 from dynctl.serving.http.admin import Admin, serving_values
-from dynctl.serving.http.core import ProcessCore, Routing, build_routing, engine_fleet
+from dynctl.serving.http.core import ProcessCore, Routing, build_routing
 from dynctl.serving.http.dynamo_part import DynamoPart
 from dynctl.serving.http.engine_calls import EngineCalls
 from dynctl.serving.http.fleet_endpoints import ControlApi, FleetFeed
@@ -32,6 +33,8 @@ from dynctl.serving.http.start_log import log_start
 from dynctl.serving.records.decision_log import DecisionLog
 from dynctl.serving.records.metrics import Metrics
 from dynctl.serving.records.recorder import Recordings
+from dynctl.serving.remote.fleet import MirroredFleet
+from dynctl.serving.remote.placement import RemotePlacement, RouterFollower
 from dynctl.serving.routing.config import FrontendConfig
 from router_core import WorkerWithDpRank
 
@@ -41,12 +44,12 @@ def build_frontend(config: FrontendConfig, extra_routes: Iterable[Routes] = ()) 
 
     Raises WorkerSpecError, TokenizationError or StartError if the configuration is invalid.
     """
-    core, dynamo = build_core(build_routing(config))
+    core, fleet_part = build_core(build_routing(config))
     administration = administrate(core, clients=True)
     return ServingProcess(
         core,
         administration,
-        common_parts(core, administration, dynamo, tokenizes=True),
+        common_parts(core, administration, fleet_part, tokenizes=True),
         Listeners(config.limits),
         title="dynctl serve frontend",
         describe=partial(log_start, core, tokenizes=True),
@@ -80,19 +83,27 @@ def _inference_routes(core: ProcessCore, control: ControlApi) -> list[web.RouteD
 
 def build_core(
     routing: Routing, obstacle: Obstacle = no_obstacle
-) -> tuple[ProcessCore, DynamoPart | None]:
-    """The core of a process whose workers are engines or those of a Dynamo deployment, and the part
-    that follows the deployment. ``obstacle``: why a worker of it cannot get requests."""
-    if routing.config.dynamo is None:
-        return ProcessCore(routing, engine_fleet(routing)), None
-    dynamo = DynamoPart(routing, routing.config.dynamo, obstacle)
-    return ProcessCore(routing, dynamo.fleet, dynamo.dispatch), dynamo
+) -> tuple[ProcessCore, DynamoPart | RouterLinkPart | None]:
+    """The core of a process, and the part that follows the workers where these are not engines of
+    the configuration. ``obstacle``: why a worker of a Dynamo deployment cannot get requests."""
+    config, service, upstream = routing.config, routing.service, routing.upstream
+    if config.dynamo is not None:
+        dynamo = DynamoPart(routing, config.dynamo, obstacle)
+        return ProcessCore(routing, dynamo.fleet, dynamo.dispatch), dynamo
+    requests = routing.requests
+    if requests is not None:
+        fleet = MirroredFleet(service, upstream, config, requests.link)
+        follower = RouterFollower(service, requests, fleet)
+        placement = RemotePlacement(service, requests)
+        link = RouterLinkPart(follower, config.router_token)
+        return ProcessCore(routing, fleet, placement=placement), link
+    return ProcessCore(routing, Fleet(service, upstream, config)), None
 
 
 def common_parts(
     core: ProcessCore,
     administration: Administration,
-    dynamo: DynamoPart | None,
+    fleet_part: ProcessPart | None,
     *,
     tokenizes: bool,
 ) -> list[ProcessPart]:
@@ -102,10 +113,8 @@ def common_parts(
     if config.replicas is not None:
         router_id = core.routing.router_id
         parts.append(LoadSharingPart(config.replicas, service, router_id, core.address))
-    if core.routing.link is not None:
-        parts.append(RouterLinkPart(core.routing.link, service, config.router_token))
-    if dynamo is not None:
-        parts.append(dynamo)
+    if fleet_part is not None:
+        parts.append(fleet_part)
     parts.append(ConfiguredWorkers(config, core.fleet, service))
     parts.append(RecordingPart(config, service, administration.recordings))
     if tokenizes and config.dynamo is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
@@ -161,7 +161,8 @@ class DecisionMemory(ServiceObserver):
     """Plans by id and by age. Not thread-safe: for the event loop only.
 
     ``max_bytes`` 0 keeps nothing. A worker's card is counted once for all plans that refer to
-    it; cards of changed or removed workers are kept as long as their plans.
+    it; cards of changed or removed workers are kept as long as their plans. ``elsewhere``: whether
+    another process keeps the decision of a request.
     """
 
     def __init__(
@@ -169,6 +170,7 @@ class DecisionMemory(ServiceObserver):
         max_bytes: int = DEFAULT_BYTES,
         sample_every: int = SAMPLE_EVERY,
         small_fleet: int = SMALL_FLEET,
+        elsewhere: Callable[[str], bool] | None = None,
     ) -> None:
         if max_bytes < 0 or sample_every < 1:
             raise ValueError(
@@ -184,6 +186,7 @@ class DecisionMemory(ServiceObserver):
         self.evicted = 0
         self._sample_every = sample_every
         self._small_fleet = small_fleet
+        self._elsewhere = elsewhere
         self._plans: dict[int, Remembered] = {}
         self._by_id: dict[str, tuple[int, ...]] = {}
         #: Requests that ended, and the ids of the last of them.
@@ -357,7 +360,8 @@ class DecisionMemory(ServiceObserver):
     def on_decision(
         self, plan: RoutingPlan, request: RoutingRequest, record: RequestRecord
     ) -> None:
-        self.record(plan, record.received_wall)
+        if self._elsewhere is None or not self._elsewhere(request.id):
+            self.record(plan, record.received_wall)
 
     def on_finished(self, record: RequestRecord) -> None:
         if record.decision_id in self._by_id:

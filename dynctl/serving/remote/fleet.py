@@ -18,8 +18,9 @@ from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.fleet import Fleet, Member
 from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.engines.worker_spec import WorkerSpec
-from dynctl.serving.remote.link import RemoteRouting
+from dynctl.serving.remote.link import RouterLink
 from dynctl.serving.routing.config import FrontendConfig
+from dynctl.serving.routing.service import RoutingService
 from router_core import Worker, WorkerError
 
 _log = logging.getLogger(__name__)
@@ -30,10 +31,15 @@ SOURCE = "router"
 class MirroredFleet(Fleet):
     """The workers that a `RouterLink` reports."""
 
-    def __init__(self, service: RemoteRouting, upstream: Upstream, config: FrontendConfig) -> None:
+    def __init__(
+        self,
+        service: RoutingService,
+        upstream: Upstream,
+        config: FrontendConfig,
+        link: RouterLink,
+    ) -> None:
         super().__init__(service, upstream, config)
-        self._link = service.link
-        service.mirror = self.take
+        self._link = link
 
     async def take(self, fleet: FleetCards, joined: bool) -> None:
         """Add, change and remove workers so that they are those of the router. ``joined``: what

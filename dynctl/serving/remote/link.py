@@ -1,8 +1,6 @@
-"""``serve frontend --router``: routing by a router in another process.
+"""``serve frontend --router``: the connection to the router in another process.
 
-The router process decides and books. This process keeps a copy of the fleet and its own bookings,
-so that it can route by their load alone while the router does not respond. Only hashes, counts and
-constraints of a request are sent.
+Only hashes, counts and constraints of a request are sent.
 """
 
 from __future__ import annotations
@@ -11,8 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
 from hashlib import blake2b
 from itertools import zip_longest
 from typing import Any, Final, Protocol, TypeVar
@@ -23,16 +20,12 @@ import msgspec
 from dynctl import version
 from dynctl.base.tasks import Supervisor
 from dynctl.documents.codec import decode
-from dynctl.documents.doubts import Varies, doubt
 from dynctl.documents.frontends import (
     MAX_PLACES,
     MAX_REPORTS,
     PROTOCOL,
     Alive,
     AllPlaced,
-    Block,
-    Ended,
-    FirstOutput,
     FleetCards,
     Join,
     Joined,
@@ -49,19 +42,14 @@ from dynctl.documents.frontends import (
     Resumed,
     Running,
     ToPlace,
-    hop_of,
-    plan_of,
     sent_request,
 )
 from dynctl.documents.route_result import RouteResult
-from dynctl.health import conditions as codes
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.response_stream import EngineStream
 from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.routing.config import Limits
-from dynctl.serving.routing.service import RoutingService
-from dynctl.serving.telemetry.observers import RequestRecord, ServiceObserver
-from router_core import Applied, Decision, RoutingPlan, RoutingRequest, Stage, ThresholdsSet
+from router_core import RoutingRequest
 
 #: Seconds between two messages to the router when nothing happens; each renews the lease.
 HEARTBEAT_S: Final = 0.5
@@ -101,8 +89,8 @@ class RouterRefused(Exception):
     """The router responds, and refused this one message."""
 
 
-class Owner(Protocol):
-    """Who uses the link."""
+class LinkOwner(Protocol):
+    """What follows the router that a link connects to."""
 
     async def take_fleet(self, fleet: FleetCards, *, joined: bool) -> None:
         """The fleet as the router has it. ``joined``: under a new lease."""
@@ -126,7 +114,7 @@ class RouterLink:
     def __init__(self, url: str, token: str | None, name: str) -> None:
         self.url = url.rstrip("/")
         self.up = False
-        self.owner: Owner | None = None
+        self._owner: LinkOwner | None = None
         self._base = f"{self.url}/v1/frontends/{name}"
         self._upstream = Upstream(Limits(connect_s=1.0, first_byte_s=_LONGEST_WAIT_S))
         self._upstream.authorize(self.url, token)
@@ -157,8 +145,9 @@ class RouterLink:
 
     # -- life ------------------------------------------------------------------------------
 
-    async def start(self, tasks: Supervisor) -> None:
+    async def start(self, tasks: Supervisor, owner: LinkOwner) -> None:
         """Join; returns when the router answered, or after `START_S` seconds without it."""
+        self._owner = owner
         self._upstream.start()
         tasks.start("router link", self._run)
         tasks.start("placements", self._place_all)
@@ -196,15 +185,15 @@ class RouterLink:
                     self._lost(str(error))
                 raise error
         message = Place(self._lease, sent_request(request), attempt, dry)
-        found: Placement = await self._ask("place", message, Placement)
-        return found
+        placement: Placement = await self._ask("place", message, Placement)
+        return placement
 
     async def place_decode(self, request: RoutingRequest, attempt: int) -> Placement:
         message = PlaceDecode(
             self._lease, request.id, attempt, request.allowed_worker_ids, request.excluded
         )
-        found: Placement = await self._ask("decode", message, Placement)
-        return found
+        placement: Placement = await self._ask("decode", message, Placement)
+        return placement
 
     async def explain(self, request: RoutingRequest) -> RouteResult:
         raw = await self._ask("explain", Place(self._lease, sent_request(request), dry=True), None)
@@ -214,8 +203,8 @@ class RouterLink:
         """Read the fleet again."""
         fleet = await self._ask("fleet", Lease(self._lease), FleetCards)
         self._fleet = fleet.version
-        if self.owner is not None:
-            await self.owner.take_fleet(fleet, joined=False)
+        if self._owner is not None:
+            await self._owner.take_fleet(fleet, joined=False)
 
     async def read(self, path: str, timeout_s: float) -> tuple[int, bytes]:
         """``GET path`` of the router: status and body; raises RouterLost, also where too many
@@ -245,14 +234,14 @@ class RouterLink:
 
     # -- inside ----------------------------------------------------------------------------
 
-    async def _place_with_others(self, one: ToPlace) -> Placed:
+    async def _place_with_others(self, wanted: ToPlace) -> Placed:
         """The answer; without a placement and an error the request has to be sent alone."""
         if not self.up:
             raise RouterLost(self._reason)
         if len(self._placing) >= _MAX_PENDING:
             raise RouterLost(f"{_MAX_PENDING:,} requests wait for it")
         answer: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
-        self._placing.append((one, answer))
+        self._placing.append((wanted, answer))
         self._to_place.set()
         return await answer
 
@@ -268,24 +257,24 @@ class RouterLink:
         batch: list[tuple[ToPlace, asyncio.Future[Placed]]] = []
         size = 0
         while self._placing and len(batch) < MAX_PLACES and size < _PLACES_BYTES:
-            one, answer = self._placing.popleft()
+            wanted, answer = self._placing.popleft()
             if not answer.done():
-                batch.append((one, answer))
-                size += one.request.size
+                batch.append((wanted, answer))
+                size += wanted.request.size
         if not batch:
             return
-        message = Places(self._lease, [one for one, _ in batch])
+        message = Places(self._lease, [wanted for wanted, _ in batch])
         lost = ""
-        found: list[Placed] = []
+        answers: list[Placed] = []
         try:
-            found = (await self._ask("places", message, AllPlaced)).answers
+            answers = (await self._ask("places", message, AllPlaced)).answers
         except RouterLost as error:
             lost = str(error)
         except RouterRefused:
             # One of them; alone each gets its own answer.
-            found = [Placed()] * len(batch)
+            answers = [Placed()] * len(batch)
         finally:  # whatever happens, no request waits for an answer that nothing brings
-            for (_, answer), placed in zip_longest(batch, found[: len(batch)]):
+            for (_, answer), placed in zip_longest(batch, answers[: len(batch)]):
                 if answer.done():
                     continue
                 if placed is not None:
@@ -324,24 +313,24 @@ class RouterLink:
         joined = await self._post("join", Join(PROTOCOL, version()), Joined)
         self._lease, self._number, self._fleet = joined.lease, 0, joined.fleet.version
         self._pending.clear()
-        if self.owner is not None:
-            await self.owner.take_fleet(joined.fleet, joined=True)
-            await self._resume(self.owner)
+        if self._owner is not None:
+            await self._owner.take_fleet(joined.fleet, joined=True)
+            await self._resume(self._owner)
         self.up = True
-        if self.owner is not None:
+        if self._owner is not None:
             # Those that began meanwhile, without the router.
-            await self._resume(self.owner)
+            await self._resume(self._owner)
         self._alive_at = asyncio.get_running_loop().time() + _ALIVE_S
-        if self.owner is not None:
-            self.owner.router_changed(None)
+        if self._owner is not None:
+            self._owner.router_changed(None)
 
-    async def _resume(self, owner: Owner) -> None:
+    async def _resume(self, owner: LinkOwner) -> None:
         batch: list[Running] = []
         size = booked = total = 0
-        for one in owner.running():
-            batch.append(one)
+        for request in owner.running():
+            batch.append(request)
             total += 1
-            size += 750 + one.request.size
+            size += 750 + request.request.size
             if size > _RESUME_BYTES:
                 booked += (await self._post("resume", Resume(self._lease, batch), Resumed)).booked
                 batch, size = [], 0
@@ -353,9 +342,9 @@ class RouterLink:
     async def _send(self) -> None:
         """Send the pending reports, and follow the fleet."""
         now = asyncio.get_running_loop().time()
-        if now >= self._alive_at and self.owner is not None:
+        if now >= self._alive_at and self._owner is not None:
             self._alive_at = now + _ALIVE_S
-            ids = self.owner.alive()
+            ids = self._owner.alive()
             if ids:
                 self._pending.append(Alive(ids))
         while True:
@@ -438,8 +427,8 @@ class RouterLink:
             answer = self._placing.popleft()[1]
             if not answer.done():
                 answer.set_exception(RouterLost(reason))
-        if self.owner is not None:
-            self.owner.router_changed(reason)
+        if self._owner is not None:
+            self._owner.router_changed(reason)
 
 
 def _answered(failure: UpstreamFailure) -> RouterLost | RouterRefused:
@@ -461,238 +450,3 @@ def _error(
     if status in (401, 403):
         return RouterLost(f"{text} (--router-token)")
     return RouterLost(text)
-
-
-@dataclass(slots=True)
-class _Request:
-    """One running request. ``theirs``: the router decided it last; ``placed``: and it is booked
-    there under the current lease. ``asked``: the router may have booked it."""
-
-    request: RoutingRequest
-    attempt: int = 0
-    theirs: bool = False
-    placed: bool = False
-    hops: dict[Stage, Decision] = field(default_factory=dict)
-    first_output: bool = False
-    asked: bool = False
-
-
-class RemoteRouting(RoutingService):
-    """The service of a frontend whose router is another process.
-
-    Its own router has the same workers and no index, and counts the requests of this process.
-    ``mirror`` takes over the router's workers. ``not_for``: observers that get no decisions of the
-    other process, which keeps them itself.
-    """
-
-    def __init__(self, link: RouterLink, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        self.link = link
-        # The frontends of one router know each other's sessions.
-        self.session_secret = link.session_secret
-        link.owner = self
-        self.mirror: Callable[[FleetCards, bool], Awaitable[None]] | None = None
-        self.not_for: tuple[ServiceObserver, ...] = ()
-        self.observers.append(_Ends(self))
-        self._requests: dict[str, _Request] = {}
-
-    # -- deciding --------------------------------------------------------------------------
-
-    async def place(self, request: RoutingRequest, *, dry: bool = False) -> RoutingPlan:
-        if dry:
-            return await self._dry_plan(request)
-        known = self._requests.get(request.id)
-        if known is None:
-            known = self._requests[request.id] = _Request(request)
-        else:
-            known.request, known.attempt = request, known.attempt + 1
-            known.theirs = known.placed = False
-        if self.link.up:
-            # A client that leaves closes the connection; the report of its end then undoes a
-            # booking whose answer did not arrive.
-            known.asked = True
-            found = await self._found(self.link.place(request, known.attempt, dry=False), request)
-            if found is not None:
-                known.theirs, known.placed = True, found.ok
-                return found
-        return self.plan(request)
-
-    async def place_decode(self, request: RoutingRequest, prefill: Decision) -> RoutingPlan:
-        known = self._requests.get(request.id)
-        if known is not None and known.placed and self.link.up:
-            known.request = request
-            found = await self._found(
-                self.link.place_decode(request, known.attempt), request, prefill
-            )
-            if found is not None:
-                return found
-            known.theirs = known.placed = False
-        return self.continue_plan(request, prefill)
-
-    async def dry_route(self, request: RoutingRequest, *, preset: str | None) -> RouteResult:
-        with contextlib.suppress(RouterLost, RouterRefused):
-            return await self.link.explain(request)
-        lost = doubt("DYR0730", varies=Varies(overlap=True), router=self.link.url)
-        return self.explain(request, preset=preset, more=[lost])
-
-    async def _dry_plan(self, request: RoutingRequest) -> RoutingPlan:
-        if self.link.up:
-            found = await self._found(self.link.place(request, 0, dry=True), request)
-            if found is not None:
-                return found
-        return self.plan(request, detail=True)
-
-    async def _found(
-        self,
-        asking: Awaitable[Placement],
-        request: RoutingRequest,
-        prefill: Decision | None = None,
-    ) -> RoutingPlan | None:
-        """The router's plan; None where it has none for this process. ``prefill``: the decision of
-        the hop that is done, which the answer repeats."""
-        try:
-            found = await asking
-        except RouterLost:
-            return None
-        except RouterRefused as error:
-            _log.warning("request %s: the router refused it: %s", request.id, error)
-            return None
-        router = self.router
-        try:
-            plan = plan_of(found, request, router.registry.get, router.config)
-        except KeyError:
-            # The worker joined just now.
-            try:
-                await self.link.refresh()
-                plan = plan_of(found, request, router.registry.get, router.config)
-            except (KeyError, RouterLost, RouterRefused):
-                return None
-        return plan if prefill is None else replace(plan, prefill=prefill)
-
-    # -- bookings --------------------------------------------------------------------------
-
-    def book(self, decision: Decision, request: RoutingRequest, record: RequestRecord) -> Applied:
-        known = self._requests.get(request.id)
-        if known is not None:
-            known.hops[decision.stage] = decision
-        return super().book(decision, request, record)
-
-    def decided(self, plan: RoutingPlan, request: RoutingRequest, record: RequestRecord) -> None:
-        known = self._requests.get(request.id)
-        if known is None or not known.theirs:
-            super().decided(plan, request, record)
-            return
-        every = self.observers
-        self.observers = every.without(self.not_for)
-        try:
-            super().decided(plan, request, record)
-        finally:
-            self.observers = every
-
-    def prefill_done(self, request_id: str) -> Applied:
-        known = self._requests.get(request_id)
-        if known is not None:
-            known.first_output = True
-            if known.placed:
-                self.link.report(FirstOutput(request_id, known.attempt))
-        return super().prefill_done(request_id)
-
-    def prefill_over(self, request_id: str) -> Applied:
-        known = self._requests.get(request_id)
-        if known is not None:
-            known.first_output = True  # the router finds it out by itself
-        return super().prefill_over(request_id)
-
-    def output_block(self, request_id: str, decay_fraction: float | None = None) -> Applied:
-        known = self._requests.get(request_id)
-        if known is not None and known.placed:
-            self.link.report(Block(request_id, known.attempt, decay_fraction))
-        return super().output_block(request_id, decay_fraction)
-
-    def free(
-        self, request_id: str, stage: Stage | None = None, *, computed: bool = True
-    ) -> Applied:
-        known = self._requests.get(request_id)
-        if known is not None:
-            if stage is None:
-                known.hops.clear()
-            else:
-                known.hops.pop(stage, None)
-            # Others are freed with the next placement of the request, or at its end.
-            if stage == "prefill" and known.placed:
-                self.link.report(Ended(request_id, known.attempt, stage, computed=computed))
-        return super().free(request_id, stage, computed=computed)
-
-    def ended(self, record: RequestRecord) -> None:
-        """The request ended in any way."""
-        known = self._requests.pop(record.decision_id, None)
-        if known is not None and (known.placed or known.asked):
-            self.link.report(
-                Ended(
-                    record.decision_id,
-                    known.attempt,
-                    None,
-                    record.outcome or "internal",
-                    record.output_tokens,
-                    computed=record.answered,
-                    response=record.client_response(),
-                )
-            )
-
-    # -- the router comes and goes -----------------------------------------------------------
-
-    async def take_fleet(self, fleet: FleetCards, *, joined: bool) -> None:
-        """Take over the router's settings, thresholds and workers."""
-        config = self.router.config
-        names = set(config.__dataclass_fields__)
-        values = {
-            name: value
-            for name, value in fleet.settings.items()
-            if name in names and value != getattr(config, name)
-        }
-        if values:
-            applied = self.configure(values)
-            if not applied.ok:
-                _log.warning("settings of the router: %s", applied.message)
-        if self.mirror is not None:
-            await self.mirror(fleet, joined)
-        for model, thresholds in fleet.thresholds.items():
-            if self.router.busy.thresholds(model).to_dict() != thresholds:
-                self.apply(ThresholdsSet(model, thresholds))
-
-    def running(self) -> Iterator[Running]:
-        """The requests to book again under a new lease."""
-        for known in tuple(self._requests.values()):
-            hops = [hop for hop in map(hop_of, known.hops.values()) if hop is not None]
-            if hops and not known.placed:
-                known.placed = True
-                request = replace(known.request, local_hashes=())
-                yield Running(sent_request(request), known.attempt, hops, known.first_output)
-
-    def alive(self) -> list[str]:
-        """The ids of the running requests that the router has."""
-        return [request_id for request_id, known in self._requests.items() if known.placed]
-
-    def router_changed(self, reason: str | None) -> None:
-        """The router responds again (None), or is lost for a reason."""
-        self.remote = reason is None
-        if reason is None:
-            self.clear_condition(codes.ROUTER_LOST, self.link.url)
-            return
-        for known in self._requests.values():
-            known.placed = False
-        self.set_condition(
-            codes.ROUTER_LOST,
-            self.link.url,
-            f"{reason}; requests are routed by the load of this frontend's own requests",
-        )
-
-
-class _Ends(ServiceObserver):
-    """Passes the end of each request on."""
-
-    def __init__(self, service: RemoteRouting) -> None:
-        self._service = service
-
-    def on_finished(self, record: RequestRecord) -> None:
-        self._service.ended(record)

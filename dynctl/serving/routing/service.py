@@ -41,7 +41,7 @@ from dynctl.serving.routing.prompts import (
     PromptTokens,
     estimate_tokens,
 )
-from dynctl.serving.routing.service_health import CHANGES_OF_HEALTH, HEALTH_AGE_S, ServiceHealth
+from dynctl.serving.routing.service_health import CHANGES_OF_HEALTH, ServiceHealth
 from dynctl.serving.telemetry.observers import Observers, RequestRecord
 from dynctl.serving.telemetry.traces import Traces
 from dynctl.tokenization.errors import TokenizationError
@@ -127,6 +127,17 @@ class LoadSharing(Protocol):
     def rows(self) -> list[ReplicaRow]: ...
 
 
+class BookingReports(Protocol):
+    """Passes what happens to requests on to the process that books them too."""
+
+    session_secret: bytes
+
+    def booked(self, decision: Decision, request: RoutingRequest) -> None: ...
+    def first_output(self, request_id: str, *, seen: bool) -> None: ...
+    def output_block(self, request_id: str, decay_fraction: float | None) -> None: ...
+    def freed(self, request_id: str, stage: Stage | None, *, computed: bool) -> None: ...
+
+
 class RoutingService:
     """One router with its clock, tokenizers, conditions and observers.
 
@@ -134,7 +145,7 @@ class RoutingService:
     ``id_prefix`` starts every decision id; each process has another. ``prefill_model`` predicts how
     long prefills take. ``router``: the router itself, in place of one with ``config``. ``export``
     gets the traces of requests; None: tracing is off. ``serves_pools``: a pool of one role is
-    served (``FleetState.pools``).
+    served (``FleetState.pools``). ``reports`` get what happens to bookings, before it is applied.
     """
 
     def __init__(
@@ -151,7 +162,9 @@ class RoutingService:
         router: Router | None = None,
         export: SpanExport | None = None,
         serves_pools: bool = False,
+        reports: BookingReports | None = None,
     ) -> None:
+        self._reports = reports
         self.router = router or Router(config, exact_reuse=True, learns=True)
         self.tokenizers = tokenizers or PromptTokenizers()
         self.clock = clock
@@ -172,8 +185,6 @@ class RoutingService:
         self.conditions = self._health.conditions
         #: Reads the index of a request's prompt from another process; None: the index is here.
         self.ask_index: Callable[[RoutingRequest], Awaitable[None]] | None = None
-        #: Whether a router in another process decides now.
-        self.remote = False
         #: Grows with each change of workers, their availability, settings or thresholds.
         self.changes = 0
         self.observers = Observers(self._observer_failed)
@@ -233,8 +244,8 @@ class RoutingService:
         self.cordoned: dict[str, None] = {}
         #: Worker id -> why it is not routable, apart from a cordon.
         self._problems: dict[int, str] = {}
-        #: Makes the keys of sessions say nothing about their names.
-        self.session_secret = secrets.token_bytes(32)
+        #: Hashes session names, so that a key does not reveal its name.
+        self.session_secret = secrets.token_bytes(32) if reports is None else reports.session_secret
 
     # -- ids -------------------------------------------------------------------------------
 
@@ -506,26 +517,10 @@ class RoutingService:
         )
         return plan if self.prefill_model is None else predicted_plan(self.prefill_model, plan)
 
-    async def place(self, request: RoutingRequest, *, dry: bool = False) -> RoutingPlan:
-        """As :meth:`plan`, where the router may be another process (`serving.remote`); that one
-        books the plan in the same step, unless it is ``dry``."""
-        await self.read_index(request)
-        return self.plan(request, detail=dry)
-
     async def read_index(self, request: RoutingRequest) -> None:
         """Read what a decision needs of an index in another process, where there is one."""
         if self.ask_index is not None:
             await self.ask_index(request)
-
-    async def place_decode(self, request: RoutingRequest, prefill: Decision) -> RoutingPlan:
-        """As :meth:`continue_plan`, likewise."""
-        return self.continue_plan(request, prefill)
-
-    async def dry_route(self, request: RoutingRequest, *, preset: str | None) -> RouteResult:
-        """As :meth:`explain`, likewise."""
-        await self.read_index(request)
-        await self.refresh_health(HEALTH_AGE_S)
-        return self.explain(request, preset=preset)
 
     def explain(
         self, request: RoutingRequest, *, preset: str | None, more: Sequence[Doubt] = ()
@@ -583,6 +578,8 @@ class RoutingService:
 
     def book(self, decision: Decision, request: RoutingRequest, record: RequestRecord) -> Applied:
         """Book the hop on its winner; from now on it counts as that worker's load."""
+        if self._reports is not None:
+            self._reports.booked(decision, request)
         applied = self.apply(self.router.booking(decision, request))
         if applied.ok:
             self.observers.hop(decision, request, record)
@@ -612,6 +609,8 @@ class RoutingService:
 
     def prefill_done(self, request_id: str) -> Applied:
         """The first output token arrived."""
+        if self._reports is not None:
+            self._reports.first_output(request_id, seen=True)
         if self.prefill_ends.running:
             self.prefill_ends.forget(request_id)
         return self.apply(PrefillDone(request_id))
@@ -619,9 +618,13 @@ class RoutingService:
     def prefill_over(self, request_id: str) -> Applied:
         """The prompt is computed, as events of the worker show or as is estimated; its first output
         is not seen."""
+        if self._reports is not None:
+            self._reports.first_output(request_id, seen=False)
         return self.apply(PrefillDone(request_id))
 
     def output_block(self, request_id: str, decay_fraction: float | None = None) -> Applied:
+        if self._reports is not None:
+            self._reports.output_block(request_id, decay_fraction)
         return self.apply(OutputBlock(request_id, decay_fraction))
 
     def free(
@@ -629,6 +632,8 @@ class RoutingService:
     ) -> Applied:
         """The request ended on one hop or all. Not ``computed``: the engine did not accept
         it, so that it earns no cache credit."""
+        if self._reports is not None:
+            self._reports.freed(request_id, stage, computed=computed)
         if self.prefill_ends.running:
             self.prefill_ends.forget(request_id)
         return self.apply(Freed(request_id, stage, computed))
@@ -696,6 +701,10 @@ class RoutingService:
     def drain(self) -> None:
         """New requests are refused from now on."""
         self.draining = True
+
+    def read_index_with(self, ask: Callable[[RoutingRequest], Awaitable[None]]) -> None:
+        """Read the index of each request's prompt from another process from now on."""
+        self.ask_index = ask
 
     def share_load(self, sharing: LoadSharing) -> None:
         """Share the load of this router with others from now on."""

@@ -44,21 +44,22 @@ _READ_S: Final = 5.0
 def build_router(config: FrontendConfig, extra_routes: Iterable[Routes] = ()) -> ServingProcess:
     """A router: selections and bookings instead of inference. Errors as
     :func:`dynctl.serving.http.server.build_frontend`."""
-    core, dynamo = build_core(build_routing(config, serves_pools=True))
+    core, fleet_part = build_core(build_routing(config, serves_pools=True))
     administration = administrate(core, clients=False)
     listeners = Listeners(config.limits)
     # It gets hashes from its frontends; it tokenizes for dry runs, if it can.
     tokenizes = config.model_path is not None
     bookings = BookingsPart(core)
     parts: list[ProcessPart] = [
-        *common_parts(core, administration, dynamo, tokenizes=tokenizes),
+        *common_parts(core, administration, fleet_part, tokenizes=tokenizes),
         bookings,
         DynamoServices(core, listeners),
     ]
     if config.processes_url is not None:
         parts.append(SupervisedProcesses(config.processes_url, core.upstream, core.service))
-    if dynamo is not None and dynamo.options.endpoint is not None:
-        parts.append(ComponentPart(core, dynamo, dynamo.options.endpoint, bookings.selection))
+    if isinstance(fleet_part, DynamoPart) and fleet_part.options.endpoint is not None:
+        endpoint = fleet_part.options.endpoint
+        parts.append(ComponentPart(core, fleet_part, endpoint, bookings.selection))
     return ServingProcess(
         core,
         administration,

@@ -1,6 +1,6 @@
 """The events of requests and the fleet that metrics, logs and the decision memory observe."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -228,10 +228,6 @@ class Observers(list[ServiceObserver]):
     ) -> None:
         super().__init__(members)
         self.failed = failed
-
-    def without(self, left_out: Collection[ServiceObserver]) -> "Observers":
-        """The same observers without some."""
-        return Observers(self.failed, (member for member in self if member not in left_out))
 
     def received(self, record: RequestRecord) -> None:
         """As :meth:`ServiceObserver.on_received`, for each."""

@@ -138,7 +138,6 @@ async def test_a_request_on_two_hops() -> None:
 async def test_a_request_to_a_worker_of_a_dynamo(tmp_path: Path) -> None:
     (tmp_path / "v1").mkdir()
     async with dynamo_site(tmp_path, Fault.NONE) as found:
-
         url = f"{found.frontend.url}/v1/completions"
 
         async def ask(number: int) -> None:

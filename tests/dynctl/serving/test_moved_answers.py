@@ -14,6 +14,7 @@ from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.flow import RequestFlow
 from dynctl.serving.engines.response_stream import ClientBounds
 from dynctl.serving.routing.config import Limits
+from dynctl.serving.routing.placement import LocalPlacement
 from dynctl.serving.routing.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
 from router_core import Booked, RouterConfig
@@ -87,7 +88,7 @@ async def test_a_pair_that_moves_books_the_new_half_and_ends_the_old_one() -> No
         assert service.upsert_worker(worker(number, role)).ok
     sent: Any = Pairs()
     fleet: Any = Members()
-    flow = RequestFlow(service, fleet, sent, Limits())
+    flow = RequestFlow(service, LocalPlacement(service), fleet, sent, Limits())
     record = RequestRecord("r1", "r1", "chat_completions", 0.0, 0.0)
     call = Call(request(), "/v1/chat/completions", {}, b"{}", True, {}, record, token_ids=range(34))
 
@@ -194,7 +195,7 @@ async def test_a_request_whose_zone_lost_decode_during_prefill_goes_to_another_z
     fleet: Any = Apart()
     record = RequestRecord("r1", "r1", "chat_completions", 0.0, 0.0)
     call = Call(request(), "/v1/chat/completions", {}, b"{}", True, {}, record, token_ids=range(34))
-    answer = await RequestFlow(service, fleet, sent, Limits()).start(call)
+    answer = await RequestFlow(service, LocalPlacement(service), fleet, sent, Limits()).start(call)
     assert sent.tried == ["prefill-1", "prefill-3", "decode-5"]
     assert {one.stage for one in service.router.load.bookings("r1")} == {"decode"}
     answer.close()

@@ -21,7 +21,7 @@ from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.http.process import ServingProcess
 from dynctl.serving.http.server import build_frontend
 from dynctl.serving.remote import link as remote_module
-from dynctl.serving.remote.link import RemoteRouting
+from dynctl.serving.remote.placement import RemoteRequests
 from dynctl.serving.routing.config import FrontendConfig, Limits
 from dynctl.serving.services.router_server import BookingsPart, build_router
 from dynctl.simulation.engine.config import EngineConfig
@@ -128,10 +128,10 @@ async def several(
         yield found
 
 
-def remote(site: Site) -> RemoteRouting:
-    service = site.service
-    assert isinstance(service, RemoteRouting)
-    return service
+def remote(site: Site) -> RemoteRequests:
+    requests = site.frontend.core.routing.requests
+    assert requests is not None
+    return requests
 
 
 def conditions(site: Site) -> set[str]:
