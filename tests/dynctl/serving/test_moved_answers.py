@@ -172,10 +172,10 @@ async def test_a_request_whose_zone_lost_decode_during_prefill_goes_to_another_z
 
         tried: list[str]
 
-        def prefill(self, _call: Call) -> str:
+        def prefill(self, *_: Any) -> str:
             return "prefill"
 
-        def handed_over(self, _answer: bytes) -> None:
+        def handed_over(self, *_: Any) -> None:
             service.remove_worker(4)
 
         def decode(self, *_: Any) -> str:
