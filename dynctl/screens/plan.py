@@ -17,81 +17,57 @@ _MOST_NOTES = 8
 _MOST_LOSSES = 4
 
 
-def plan_columns(rows: Sequence[DomainPlan], domain: str) -> list[Column[DomainPlan]]:
+def plan_columns(rows: Sequence[DomainPlan], domain: str) -> Iterator[Column[DomainPlan]]:
     """The columns of `topology plan`."""
-    several = len({row.pool for row in rows}) > 1
-    spare = any(row.headroom.decode_workers is not None for row in rows)
-    blocks = any(row.headroom.kv_blocks is not None for row in rows)
-    tokens = any(row.headroom.batched_tokens is not None for row in rows)
-    columns: list[Column[DomainPlan]] = [
-        Column("domain", domain.upper(), lambda r: r.value, text=_value, name=True),
-        Column(
-            "pool", "POOL", lambda r: r.pool, rank=0 if several else 9, wide=not several, name=True
-        ),
-        Column(
-            "prefill",
-            "PREFILL",
-            lambda r: r.prefill,
-            text=lambda r: _workers(r.prefill, r.unpinned_prefill),
-            right=True,
-        ),
-        Column(
-            "decode",
-            "DECODE",
-            lambda r: r.decode,
-            text=lambda r: _workers(r.decode, r.unpinned_decode),
-            right=True,
-        ),
-        Column("ratio", "P:D", lambda r: r.decode_per_prefill, text=_ratio, right=True, rank=4),
-    ]
-    if spare:
-        columns.append(
-            Column(
-                "headroom",
-                "DECODE HEADROOM",
-                lambda r: r.headroom.decode_workers,
-                form=_signed,
-                right=True,
-                rank=3,
-            )
-        )
-    if blocks:
-        columns.append(
-            number_column("kv_blocks", "KV BLOCKS FREE", lambda r: r.headroom.kv_blocks, rank=6)
-        )
-    if tokens:
-        columns.append(
-            number_column(
-                "batched_tokens", "BATCH TOKENS FREE", lambda r: r.headroom.batched_tokens, rank=7
-            )
-        )
-    if any(row.add.prefill or row.add.decode for row in rows) or spare:
-        columns.append(
-            Column("add", "ADD", lambda r: r.add.prefill + r.add.decode, text=_add, rank=2)
-        )
-    columns.append(Column("state", "STATE", lambda r: r.state, text=_state))
-    return columns
+    yield Column("domain", domain.upper(), lambda r: r.value, text=_value, name=True)
+    if len({row.pool for row in rows}) > 1:
+        yield Column("pool", "POOL", lambda r: r.pool, name=True)
+    else:
+        yield Column("pool", "POOL", lambda r: r.pool, rank=9, wide=True, name=True)
+    yield Column("prefill", "PREFILL", _prefill_workers, right=True)
+    yield Column("decode", "DECODE", _decode_workers, right=True)
+    yield Column("ratio", "P:D", lambda r: r.decode_per_prefill, text=_ratio, right=True, rank=4)
+    yield Column(
+        "headroom",
+        "DECODE HEADROOM",
+        _spare_workers,
+        form=_signed,
+        right=True,
+        rank=3,
+        needed=_has_headroom,
+    )
+    yield replace(
+        number_column("kv_blocks", "KV BLOCKS FREE", lambda r: r.headroom.kv_blocks, rank=6),
+        needed=lambda r: r.headroom.kv_blocks is not None,
+    )
+    yield replace(
+        number_column("batched_tokens", "BATCH TOKENS FREE", _free_tokens, rank=7),
+        needed=lambda r: r.headroom.batched_tokens is not None,
+    )
+    yield Column("add", "ADD", _added, rank=2, needed=lambda r: bool(_has_headroom(r) or _adds(r)))
+    yield Column("state", "STATE", lambda r: r.state, text=_state)
 
 
 def topology_plan(result: TopologyPlan, canvas: Canvas) -> str:
     if not result.rows:
         return f"no prefill or decode workers to plan for ({result.source})\n"
-    lines = canvas.paragraph(_headline(result), first="", rest="  ")
-    parts = ["".join(line + "\n" for line in lines)]
+    parts = [canvas.paragraphs([_headline(result)])]
     parts.append(table(plan_columns(result.rows, result.domain), result.rows, canvas))
-    parts.append(_text(canvas, [f"WARNING: {one}" for one in result.warnings]))
+    parts.append(canvas.paragraphs(f"WARNING: {warning}" for warning in result.warnings))
     losses = list(_worst(result.losses))
     if losses:
         several = len({row.pool for row in result.rows}) > 1
         parts.append("\n" + table(_loss_columns(result, several), losses, canvas))
-        parts.append(_text(canvas, _left_out(result.losses, losses)))
+        parts.append(canvas.paragraphs(_left_out(result.losses, losses)))
     if result.patches:
-        parts.append("\nto add them:\n" + "".join(f"  {one.command}\n" for one in result.patches))
+        commands = "".join(f"  {patch.command}\n" for patch in result.patches)
+        parts.append(f"\nto add them:\n{commands}")
     notes = result.notes[:_MOST_NOTES]
     more = len(result.notes) - len(notes)
-    notes = [*notes, *([f"and {plural(more, 'more remark')}: -o json"] if more else [])]
+    if more:
+        notes = [*notes, f"and {plural(more, 'more remark')}: -o json"]
     if notes:
-        parts.append("\n" + _text(canvas, notes))
+        parts.append("\n" + canvas.paragraphs(notes))
     return "".join(parts)
 
 
@@ -99,11 +75,6 @@ def plan_rows_only(result: TopologyPlan, canvas: Canvas) -> str:
     """The rows alone, for scripts that cut columns."""
     columns = plan_columns(result.rows, result.domain)
     return table(columns, result.rows, replace(canvas, headings=False))
-
-
-def _text(canvas: Canvas, texts: Sequence[str]) -> str:
-    lines = [line for one in texts for line in canvas.paragraph(one, first="", rest="  ")]
-    return "".join(line + "\n" for line in lines)
 
 
 def _headline(result: TopologyPlan) -> str:
@@ -128,8 +99,32 @@ def _value(row: DomainPlan) -> str:
     return "(not pinned)" if row.unpinned_prefill or row.unpinned_decode else NO_DOMAIN
 
 
+def _prefill_workers(row: DomainPlan) -> str:
+    return _workers(row.prefill, row.unpinned_prefill)
+
+
+def _decode_workers(row: DomainPlan) -> str:
+    return _workers(row.decode, row.unpinned_decode)
+
+
 def _workers(certain: int, unpinned: int) -> str:
     return f"{certain:,}..{certain + unpinned:,}" if unpinned else f"{certain:,}"
+
+
+def _spare_workers(row: DomainPlan) -> int | None:
+    return row.headroom.decode_workers
+
+
+def _has_headroom(row: DomainPlan) -> bool:
+    return row.headroom.decode_workers is not None
+
+
+def _free_tokens(row: DomainPlan) -> int | None:
+    return row.headroom.batched_tokens
+
+
+def _adds(row: DomainPlan) -> bool:
+    return bool(row.add.prefill or row.add.decode)
 
 
 def _ratio(row: DomainPlan) -> str:
@@ -141,7 +136,7 @@ def _signed(value: int | None) -> str:
     return "-" if value is None else f"{value:+,}" if value else "0"
 
 
-def _add(row: DomainPlan) -> str:
+def _added(row: DomainPlan) -> str:
     parts = [("prefill", row.add.prefill), ("decode", row.add.decode)]
     return ", ".join(f"{change:+,} {role}" for role, change in parts if change) or "-"
 
@@ -159,7 +154,7 @@ def _state(row: DomainPlan) -> str:
 # -- losses ----------------------------------------------------------------------------------------
 
 
-def _loss_columns(result: TopologyPlan, several: bool) -> list[Column[Loss]]:
+def _loss_columns(result: TopologyPlan, several: bool) -> Iterator[Column[Loss]]:
     words = {"prefill": "a prefill worker of", "decode": "a decode worker of"}
 
     def what(loss: Loss) -> str:
@@ -170,31 +165,17 @@ def _loss_columns(result: TopologyPlan, several: bool) -> list[Column[Loss]]:
             return f"node {loss.node} in {value}"
         return f"{words.get(loss.what, result.domain)} {value}"
 
-    columns: list[Column[Loss]] = [Column("what", "LOSS OF", what, name=True)]
+    def stranded(loss: Loss) -> str:
+        if not loss.stranded_prefill:
+            return "-"
+        return f"{amount(round(loss.stranded_prefill, 2))} ({_percent(loss.stranded_share)})"
+
+    yield Column("what", "LOSS OF", what, name=True)
     if several:
-        columns.append(Column("pool", "POOL", lambda r: r.pool, name=True))
-    columns += [
-        Column(
-            "left",
-            "P:D LEFT",
-            lambda r: r.prefill_left,
-            text=lambda r: f"{r.prefill_left:,}:{r.decode_left:,}",
-            right=True,
-        ),
-        Column(
-            "stranded",
-            "STRANDED PREFILL",
-            lambda r: r.stranded_prefill,
-            text=lambda r: (
-                f"{amount(round(r.stranded_prefill, 2))} ({_percent(r.stranded_share)})"
-                if r.stranded_prefill
-                else "-"
-            ),
-            right=True,
-        ),
-        Column("served", "STILL SERVED", lambda r: r.served_share, form=_percent, right=True),
-    ]
-    return columns
+        yield Column("pool", "POOL", lambda r: r.pool, name=True)
+    yield Column("left", "P:D LEFT", lambda r: f"{r.prefill_left:,}:{r.decode_left:,}", right=True)
+    yield Column("stranded", "STRANDED PREFILL", stranded, right=True)
+    yield Column("served", "STILL SERVED", lambda r: r.served_share, form=_percent, right=True)
 
 
 def _percent(share: float) -> str:

@@ -17,7 +17,7 @@ from dynctl.documents.topology import (
 )
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import Column, number_column, or_dash, table
-from dynctl.screens.numbers import amount, count, plural
+from dynctl.screens.numbers import amount, count, first_names, plural
 
 _MOST_NAMED = 5
 _MOST_NOTES = 8
@@ -31,47 +31,40 @@ def domain_columns(
     rows: Sequence[DomainCapacity], domain: str | None
 ) -> list[Column[DomainCapacity]]:
     """The columns of `topology show` and of the dashboard's domains."""
+    return list(_domain_columns(rows, domain))
+
+
+def _domain_columns(
+    rows: Sequence[DomainCapacity], domain: str | None
+) -> Iterator[Column[DomainCapacity]]:
     several = len({row.model for row in rows}) > 1
     aggregated = any(row.aggregated.workers for row in rows)
     decode = any(row.decode.workers for row in rows)
     # A fleet of aggregated workers alone has no prefill and decode columns.
     split = decode or not aggregated or any(row.prefill.workers for row in rows)
-    columns: list[Column[DomainCapacity]] = [
-        Column("domain", (domain or "domain").upper(), lambda r: r.value, text=_value, name=True),
-        Column(
-            "model",
-            "MODEL",
-            lambda r: r.model,
-            rank=0 if several else 9,
-            wide=not several,
-            name=True,
-        ),
-    ]
+    yield Column("domain", (domain or "domain").upper(), _value, name=True)
+    if several:
+        yield Column("model", "MODEL", lambda r: r.model, name=True)
+    else:
+        yield Column("model", "MODEL", lambda r: r.model, rank=9, wide=True, name=True)
     if split:
-        columns.append(_role_column("prefill", "PREFILL", lambda r: r.prefill))
-        columns.append(_role_column("decode", "DECODE", lambda r: r.decode))
+        yield _role_column("prefill", lambda r: r.prefill)
+        yield _role_column("decode", lambda r: r.decode)
     if aggregated:
-        columns.append(_role_column("aggregated", "AGGREGATED", lambda r: r.aggregated))
+        yield _role_column("aggregated", lambda r: r.aggregated)
     if split:
-        columns.append(
-            Column("ratio", "P:D", lambda r: r.decode_per_prefill, text=_ratio, right=True, rank=4)
+        yield Column(
+            "ratio", "P:D", lambda r: r.decode_per_prefill, text=_ratio, right=True, rank=4
         )
-    columns += [
-        Column(
-            "kv_used",
-            "DECODE KV USED" if decode else "KV USED",
-            lambda r: _generating(r).kv_used_blocks,
-            text=_kv,
-            right=True,
-            rank=5,
-        ),
-        number_column("prefill_tokens", "PREFILL TOKENS", _prefill_tokens, rank=6),
-        Column("policy", "POLICY", lambda r: _policy(r, domain), rank=2),
-        Column("state", "STATE", lambda r: r.state, text=_state),
-        Column("origin", "POLICY OF", _origin, rank=8, wide=True),
-        number_column("decode_blocks", "DECODE BLOCKS", _decode_blocks, rank=7, wide=True),
-    ]
-    return columns
+    used = "DECODE KV USED" if decode else "KV USED"
+    yield Column(
+        "kv_used", used, lambda r: generating(r).kv_used_blocks, text=_kv, right=True, rank=5
+    )
+    yield number_column("prefill_tokens", "PREFILL TOKENS", _prefill_tokens, rank=6)
+    yield Column("policy", "POLICY", lambda r: _policy(r, domain), rank=2)
+    yield Column("state", "STATE", lambda r: r.state, text=_state)
+    yield Column("origin", "POLICY OF", _origin, rank=8, wide=True)
+    yield number_column("decode_blocks", "DECODE BLOCKS", _decode_blocks, rank=7, wide=True)
 
 
 def topology_show(result: TopologyShow, canvas: Canvas) -> str:
@@ -79,13 +72,12 @@ def topology_show(result: TopologyShow, canvas: Canvas) -> str:
         return f"no workers are registered ({result.source})\n"
     text = table(domain_columns(result.rows, result.domain), result.rows, canvas)
     if "DECODE BLOCKS" in text.partition("\n")[0]:
-        text += "".join(f"{line}\n" for line in canvas.paragraph(_LEGEND, first="", rest="  "))
+        text += canvas.paragraphs([_LEGEND])
     notes = list(topology_notes(result))
     more = len(notes) - _MOST_NOTES
     if more > 0:
         notes[_MOST_NOTES:] = [f"and {plural(more, 'more remark')}: -o json"]
-    lines = [line for note in notes for line in canvas.paragraph(note, first="", rest="  ")]
-    return text + "".join(line + "\n" for line in lines)
+    return text + canvas.paragraphs(notes)
 
 
 def topology_rows_only(result: TopologyShow, canvas: Canvas) -> str:
@@ -98,9 +90,9 @@ def topology_rows_only(result: TopologyShow, canvas: Canvas) -> str:
 
 
 def _role_column(
-    key: str, heading: str, role: Callable[[DomainCapacity], RoleCapacity]
+    key: str, role: Callable[[DomainCapacity], RoleCapacity]
 ) -> Column[DomainCapacity]:
-    return Column(key, heading, lambda r: role(r).workers, text=lambda r: _workers(role(r)))
+    return Column(key, key.upper(), lambda r: role(r).workers, text=lambda r: _workers(role(r)))
 
 
 def _workers(role: RoleCapacity) -> str:
@@ -114,13 +106,13 @@ def _value(row: DomainCapacity) -> str:
     return NO_DOMAIN if row.value is None else row.value
 
 
-def _generating(row: DomainCapacity) -> RoleCapacity:
+def generating(row: DomainCapacity) -> RoleCapacity:
     """The role that holds the KV blocks of answers: decode, else aggregated."""
     return row.decode if row.decode.workers or not row.aggregated.workers else row.aggregated
 
 
 def _kv(row: DomainCapacity) -> str:
-    role = _generating(row)
+    role = generating(row)
     if role.kv_used_blocks is None and role.kv_total_blocks is None:
         return "-"
     text = f"{count(role.kv_used_blocks)} of {count(role.kv_total_blocks)}"
@@ -144,7 +136,7 @@ def _ratio(row: DomainCapacity) -> str:
 def _policy(row: DomainCapacity, domain: str | None) -> str:
     if not row.prefill.workers:
         return "-"
-    texts = list(dict.fromkeys(policy_text(one, domain) for one in row.policies))
+    texts = list(dict.fromkeys(policy_text(policy, domain) for policy in row.policies))
     return texts[0] if len(texts) == 1 else "mixed"
 
 
@@ -160,12 +152,12 @@ def policy_text(policy: TransferPolicy, domain: str | None) -> str:
 
 def _origin(row: DomainCapacity) -> str:
     names = {"card": "workers' cards", "router": "router"}
-    origins = dict.fromkeys(names[one.origin] for one in row.policies if one.origin is not None)
+    origins = dict.fromkeys(names[policy.origin] for policy in row.policies if policy.origin)
     return " and ".join(origins) or "-"
 
 
 def _state(row: DomainCapacity) -> str:
-    stranded = sum(len(one.workers) for one in row.stranded)
+    stranded = sum(len(group.workers) for group in row.stranded)
     if not stranded:
         if row.unreached and len(row.unreached) == len(row.workers):
             return "not reached"
@@ -179,49 +171,64 @@ def _state(row: DomainCapacity) -> str:
 
 def topology_notes(result: TopologyShow) -> Iterator[str]:
     """Stranded workers with the reason, domains that are down, different policies, no domain."""
-    several = len({row.model for row in result.rows}) > 1
-    for row in result.rows:
-        where = _where(row, several=several)
-        for one in row.stranded:
-            verb = "requires" if len(one.workers) == 1 else "require"
-            need = f" {verb} {one.requires}" if one.requires else ""
-            yield f"{where} is STRANDED: {_named(one.workers)}{need}: {one.reason}; {one.outcome}"
-    for row in result.rows:
-        where = _where(row, several=several)
-        if row.state == "down":
-            yield f"{where} is DOWN: {_down(row, result.domain)}"
-        elif row.unreached:
-            yield f"{where}: {_not_reached(row, result.domain)}"
-        if row.state == "crosses":
-            yield f"{where} CROSSES: {_crossing(row, result.domain)}"
-    for row in result.rows:
-        policies = list(dict.fromkeys(policy_text(one, result.domain) for one in row.policies))
-        if len(policies) > 1:
-            each = "; ".join(
-                f"{policy_text(one, result.domain)}: {_named(one.workers)}" for one in row.policies
-            )
-            yield f"{_value(row)} has more than one policy: {each}"
+    for notes in (_stranded_notes, _state_notes, _policy_notes):
+        for row in result.rows:
+            yield from notes(row, result)
+    yield from _unplaced_notes(result)
+
+
+def _stranded_notes(row: DomainCapacity, result: TopologyShow) -> Iterator[str]:
+    for group in row.stranded:
+        verb = "requires" if len(group.workers) == 1 else "require"
+        need = f" {verb} {group.requires}" if group.requires else ""
+        workers = f"{first_names(group.workers, _MOST_NAMED)}{need}"
+        yield f"{_where(row, result)} is STRANDED: {workers}: {group.reason}; {group.outcome}"
+
+
+def _state_notes(row: DomainCapacity, result: TopologyShow) -> Iterator[str]:
+    where = _where(row, result)
+    if row.state == "down":
+        yield f"{where} is DOWN: {_down(row, result.domain)}"
+    elif row.unreached:
+        yield f"{where}: {_not_reached(row, result.domain)}"
+    if row.state == "crosses":
+        yield f"{where} CROSSES: {_crossing(row, result.domain)}"
+
+
+def _policy_notes(row: DomainCapacity, result: TopologyShow) -> Iterator[str]:
+    texts = [policy_text(policy, result.domain) for policy in row.policies]
+    if len(set(texts)) > 1:
+        pairs = zip(texts, row.policies, strict=True)
+        each = (f"{text}: {first_names(policy.workers, _MOST_NAMED)}" for text, policy in pairs)
+        yield f"{_value(row)} has more than one policy: {'; '.join(each)}"
+
+
+def _unplaced_notes(result: TopologyShow) -> Iterator[str]:
+    """Workers that were reached, and publish no value of the domain."""
     unplaced = [row for row in result.rows if row.value is None]
     lost = [name for row in unplaced for name in row.workers if name not in row.unreached]
-    if result.domain is None:
-        if lost:
-            yield "no worker publishes a topology domain: their locations are unknown"
+    if not lost:
         return
-    if lost:
-        verb, them = ("publishes", "it") if len(lost) == 1 else ("publish", "them")
-        modes = {policy.enforcement for row in result.rows for policy in row.policies}
-        effect = (
-            f"a preference for a {result.domain} has no effect on {them}"
-            if "preferred" in modes and "required" not in modes
-            else f"a required {result.domain} never reaches {them}"
-        )
-        yield f"{NO_DOMAIN}: {_named(lost)} {verb} no {result.domain}: {effect}"
+    domain = result.domain
+    if domain is None:
+        yield "no worker publishes a topology domain: their locations are unknown"
+        return
+    verb, them = ("publishes", "it") if len(lost) == 1 else ("publish", "them")
+    modes = {policy.enforcement for row in result.rows for policy in row.policies}
+    if "preferred" in modes and "required" not in modes:
+        effect = f"a preference for a {domain} has no effect on {them}"
+    else:
+        effect = f"a required {domain} never reaches {them}"
+    yield f"{NO_DOMAIN}: {first_names(lost, _MOST_NAMED)} {verb} no {domain}: {effect}"
 
 
 def _down(row: DomainCapacity, domain: str | None) -> str:
-    if len(row.unreached) == len(row.workers):
+    workers = len(row.workers)
+    if len(row.unreached) == workers:
         return _not_reached(row, domain)
-    return _all_unavailable(len(row.workers))
+    return (
+        "its worker is unavailable" if workers == 1 else f"all {workers:,} workers are unavailable"
+    )
 
 
 def _not_reached(row: DomainCapacity, domain: str | None) -> str:
@@ -229,7 +236,7 @@ def _not_reached(row: DomainCapacity, domain: str | None) -> str:
     verb, their = ("was", "its") if len(row.unreached) == 1 else ("were", "their")
     unknown = [] if row.value is not None else [domain or "topology domain"]
     unknown += [] if row.model else ["model"]
-    text = f"{_named(row.unreached)} {verb} not reached"
+    text = f"{first_names(row.unreached, _MOST_NAMED)} {verb} not reached"
     if not unknown:
         return text
     be = "is" if len(unknown) == 1 else "are"
@@ -242,25 +249,16 @@ def _crossing(row: DomainCapacity, domain: str | None) -> str:
     if row.decode.workers:
         there = "no decode worker of it is available"
     elif row.unreached:
-        there = f"no decode worker of it was reached ({_named(row.unreached)}: not reached)"
+        workers = first_names(row.unreached, _MOST_NAMED)
+        there = f"no decode worker of it was reached ({workers}: not reached)"
     policies = dict.fromkeys(policy_text(policy, domain) for policy in row.policies)
     return f"{there}; KV caches go to decode workers elsewhere, as {' and '.join(policies)} allows"
 
 
-def _where(row: DomainCapacity, *, several: bool) -> str:
-    """The value, with the model where the fleet has ``several``."""
+def _where(row: DomainCapacity, result: TopologyShow) -> str:
+    """The value, with the model where the fleet has several."""
+    several = len({row.model for row in result.rows}) > 1
     return f"{_value(row)} for {row.model or 'an unknown model'}" if several else _value(row)
-
-
-def _all_unavailable(workers: int) -> str:
-    return (
-        "its worker is unavailable" if workers == 1 else f"all {workers:,} workers are unavailable"
-    )
-
-
-def _named(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def topology_value(result: TopologyValue, canvas: Canvas) -> str:
@@ -279,19 +277,17 @@ def topology_sync(result: TopologySync, canvas: Canvas) -> str:
         if row.problem or (row.message and not row.written)
     ]
     if notes:
+        text += "\n" + canvas.paragraphs(notes[:_MOST_NOTES], rest="")
         more = len(notes) - _MOST_NOTES
-        lines = [line for one in notes[:_MOST_NOTES] for line in canvas.paragraph(one, first="")]
-        text += "\n" + "".join(f"{line}\n" for line in lines)
-        if more > 0:
-            text += f"{more} more: -o json\n"
+        text += f"{more} more: -o json\n" if more > 0 else ""
     writable = [row for row in result.rows if row.state in ("missing", "repair")]
     if result.dry_run:
-        many = plural(len(writable), "label")
-        return text + f"\ndry run: nothing was written; {many} would be written\n"
+        labels = plural(len(writable), "label")
+        return text + f"\ndry run: nothing was written; {labels} would be written\n"
     return text + f"\n{plural(sum(row.written for row in writable), 'label')} written\n"
 
 
-def _copied(row: CopiedLabel) -> str:
+def _copy_state(row: CopiedLabel) -> str:
     if row.problem:
         return "refused"
     if row.written:
@@ -306,5 +302,5 @@ _COPIES: list[Column[CopiedLabel]] = [
     Column("label", "LABEL", lambda r: r.target, text=lambda r: r.target or r.source, rank=2),
     Column("has", "POD HAD", lambda r: r.has, form=or_dash, rank=1),
     Column("wants", "NODE HAS", lambda r: r.wants, form=or_dash, rank=1),
-    Column("state", "STATE", _copied),
+    Column("state", "STATE", _copy_state),
 ]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from msgspec import UNSET, UnsetType
 
@@ -20,7 +20,7 @@ from dynctl.documents.workers import (
 )
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import Column, number_column, or_dash, table
-from dynctl.screens.numbers import age, amount, count, plural
+from dynctl.screens.numbers import age, amount, count, first_names, plural
 from router_core import Role
 
 
@@ -33,53 +33,22 @@ def worker_columns(workers: Sequence[WorkerRow]) -> list[Column[WorkerRow]]:
     ]
     for index, domain in enumerate(domains):
         columns.append(_domain_column(domain, 1 if index == 0 else 9))
-    columns += [
+    return [
+        *columns,
         Column("status", "STATUS", lambda w: w.status, text=_status),
-        number_column("requests", "REQS", lambda w: _total(w, "active_requests"), rank=5),
-        number_column(
-            "prefill_tokens", "PREFILL", lambda w: _total(w, "active_prefill_tokens"), rank=3
-        ),
-        number_column(
-            "decode_blocks", "DECODE", lambda w: _total(w, "active_decode_blocks"), rank=3
-        ),
+        number_column("requests", "REQS", _sum_of("active_requests"), rank=5),
+        number_column("prefill_tokens", "PREFILL", _sum_of("active_prefill_tokens"), rank=3),
+        number_column("decode_blocks", "DECODE", _sum_of("active_decode_blocks"), rank=3),
         Column(
-            "cached_blocks",
-            "CACHED",
-            lambda w: _total(w, "cached_blocks"),
-            text=_cached,
-            right=True,
-            rank=2,
+            "cached_blocks", "CACHED", _sum_of("cached_blocks"), text=_cached, right=True, rank=2
         ),
         Column("index", "INDEX", _index_state, text=_index),
         Column("model", "MODEL", lambda w: w.model, rank=7, wide=True),
-        Column(
-            "taints",
-            "OTHER TAINTS",
-            lambda w: w.taints,
-            text=lambda w: ",".join(_own_taints(w)) or "-",
-            rank=10,
-            wide=True,
-        ),
-        Column(
-            "load_age",
-            "LOAD AGE",
-            lambda w: _oldest(w, "load_age_s"),
-            form=age,
-            right=True,
-            rank=11,
-            wide=True,
-        ),
-        Column(
-            "id",
-            "ID",
-            lambda w: w.worker_id,
-            text=lambda w: f"{w.worker_id:016x}",
-            rank=12,
-            wide=True,
-        ),
+        Column("taints", "OTHER TAINTS", _own_taints, form=_list_or_dash, rank=10, wide=True),
+        Column("load_age", "LOAD AGE", _load_age, form=age, right=True, rank=11, wide=True),
+        Column("id", "ID", lambda w: w.worker_id, form=_hex_id, rank=12, wide=True),
         Column("endpoint", "ENDPOINT", lambda w: w.endpoint, form=or_dash, rank=13, wide=True),
     ]
-    return columns
 
 
 def ordered(workers: Sequence[WorkerRow], domain: str | None = None) -> list[WorkerRow]:
@@ -100,25 +69,26 @@ def ordered(workers: Sequence[WorkerRow], domain: str | None = None) -> list[Wor
 
 def _domains(workers: Sequence[WorkerRow]) -> list[str]:
     """The domains that the workers publish, zone first."""
-    found = {name for worker in workers for name in worker.domains}
-    return sorted(found, key=lambda name: (name != "zone", name))
+    names = {name for worker in workers for name in worker.domains}
+    return sorted(names, key=lambda name: (name != "zone", name))
 
 
 def worker_list(result: WorkerList, canvas: Canvas) -> str:
     if not result.workers:
         return f"no workers are registered ({result.source})\n"
     text = table(worker_columns(result.workers), result.workers, canvas)
-    notes = [*_worker_notes(result.workers, canvas), *_replica_notes(result.replicas, canvas)]
-    return text + "".join(line + "\n" for line in notes)
+    text += canvas.paragraphs(_worker_notes(result.workers), rest="")
+    return text + canvas.paragraphs(_replica_notes(result.replicas))
 
 
-def _replica_notes(replicas: Sequence[ReplicaRow] | UnsetType, canvas: Canvas) -> Iterator[str]:
-    for one in () if isinstance(replicas, UnsetType) else replicas:
-        text = f"router {one.name}: {one.state}"
-        if one.heard_age_s is not None:
-            text += f", heard {age(one.heard_age_s)} ago, {plural(one.requests, 'request')} of it"
-            text += f" counted above, {plural(one.lost, 'message')} lost"
-        yield from canvas.paragraph(text, first="", rest="  ")
+def _replica_notes(replicas: Sequence[ReplicaRow] | UnsetType) -> Iterator[str]:
+    for replica in () if isinstance(replicas, UnsetType) else replicas:
+        text = f"router {replica.name}: {replica.state}"
+        if replica.heard_age_s is not None:
+            requests, lost = plural(replica.requests, "request"), plural(replica.lost, "message")
+            text += f", heard {age(replica.heard_age_s)} ago, {requests} of it counted above"
+            text += f", {lost} lost"
+        yield text
 
 
 def no_match(
@@ -139,9 +109,7 @@ def no_match(
         lines.append(f"models: {', '.join(models)}")
     for key in Selector.parse(selector or "").unknown_keys(rows):
         lines.append(f"no worker has {key}; known: {', '.join(selector_keys(rows))}")
-    return lambda result, canvas: "".join(
-        part + "\n" for line in lines for part in canvas.paragraph(line, first="", rest="  ")
-    )
+    return lambda result, canvas: canvas.paragraphs(lines)
 
 
 def worker_rows_only(result: WorkerList, canvas: Canvas) -> str:
@@ -153,11 +121,6 @@ def worker_detail(result: WorkerDetail, canvas: Canvas) -> str:
     """All fields of one worker."""
     worker = result.worker
     config = worker.runtime_config
-    policy = "none of its own"
-    if config.get("kv_transfer_domain"):
-        weight = config.get("kv_transfer_preferred_weight")
-        policy = f"{config.get('kv_transfer_enforcement')} {config['kv_transfer_domain']}"
-        policy += "" if weight is None else f", weight {amount(weight)}"
     pairs = [
         ("name", worker.name),
         ("id", f"{worker.worker_id}  (hex {worker.worker_id:016x})"),
@@ -166,7 +129,7 @@ def worker_detail(result: WorkerDetail, canvas: Canvas) -> str:
         ("endpoint", worker.endpoint or "-"),
         ("status", worker_status(worker)),
         ("domains", ", ".join(f"{k}={v}" for k, v in worker.domains.items()) or "none"),
-        ("kv transfer", policy),
+        ("kv transfer", _transfer_policy(config)),
         ("other taints", ", ".join(_own_taints(worker)) or "none"),
         ("block size", plural(worker.block_size, "token")),
         ("KV blocks", count(config.get("total_kv_blocks")) + " per rank"),
@@ -181,6 +144,14 @@ def worker_detail(result: WorkerDetail, canvas: Canvas) -> str:
     return "\n".join(lines) + "\n\n" + rank_loads(worker, canvas)
 
 
+def _transfer_policy(config: Mapping[str, Any]) -> str:
+    if not config.get("kv_transfer_domain"):
+        return "none of its own"
+    weight = config.get("kv_transfer_preferred_weight")
+    policy = f"{config.get('kv_transfer_enforcement')} {config['kv_transfer_domain']}"
+    return policy if weight is None else f"{policy}, weight {amount(weight)}"
+
+
 def worker_status(worker: WorkerRow) -> str:
     """``ready``, ``busy``, ``cordoned``, or ``unavailable`` with the reason."""
     if worker.cordoned:
@@ -190,92 +161,97 @@ def worker_status(worker: WorkerRow) -> str:
 
 def cordon_change(result: CordonChange, canvas: Canvas) -> str:
     """What changed for the worker, what still runs there, and what is left for new requests."""
-    running = plural(result.running, "running request")
-    place = "".join(f" with {name}={value}" for name, value in list(result.domains.items())[:1])
     if not result.cordoned:
-        done = "was not cordoned" if not result.before else "may be chosen again"
-        done = done if result.applied or not result.before else "would be chosen again"
-        lines = [f"{result.worker} {done}"]
+        return f"{result.worker} {_uncordoned(result)}\n"
+    lines = [_cordoned(result), _others_take_requests(result)]
+    text = canvas.paragraphs(lines, rest="")
+    if result.applied:
+        text += f"undo: dynctl workers uncordon {result.worker}\n"
+    return text
+
+
+def _uncordoned(result: CordonChange) -> str:
+    if not result.before:
+        return "was not cordoned"
+    return "may be chosen again" if result.applied else "would be chosen again"
+
+
+def _cordoned(result: CordonChange) -> str:
+    if result.before:
+        done = "is cordoned already"
     else:
         done = "is cordoned" if result.applied else "would be cordoned"
-        done = "is cordoned already" if result.before else done
-        text = f"{result.worker} {done}: no new requests"
-        if isinstance(result.drained, UnsetType):
-            text += f", {running}" if result.running else ", none is running"
-        elif result.drained:
-            text += f"; drained after {age(result.waited_s or 0.0)}"
-        else:
-            text += f"; {running} after {age(result.waited_s or 0.0)}"
-        lines = canvas.paragraph(text, first="")
-        kind = f"{result.role} worker" if result.role else "worker"
-        others = plural(result.same, f"other {kind}")
-        text = f"{others}{place} {'takes' if result.same == 1 else 'take'} new requests"
-        lines += canvas.paragraph(text, first="")
-        if result.applied:
-            lines.append(f"undo: dynctl workers uncordon {result.worker}")
-    return "".join(line + "\n" for line in lines)
+    text = f"{result.worker} {done}: no new requests"
+    running = plural(result.running, "running request")
+    if isinstance(result.drained, UnsetType):
+        return f"{text}, {running}" if result.running else f"{text}, none is running"
+    waited = age(result.waited_s or 0.0)
+    return (
+        f"{text}; drained after {waited}" if result.drained else f"{text}; {running} after {waited}"
+    )
+
+
+def _others_take_requests(result: CordonChange | WorkerChange) -> str:
+    """What is left for new requests."""
+    others = plural(result.same, f"other {result.role} worker" if result.role else "other worker")
+    takes = "takes" if result.same == 1 else "take"
+    return f"{others}{_place(result)} {takes} new requests"
+
+
+def _place(result: CordonChange | WorkerChange) -> str:
+    """`` with zone=zone-a``: the first domain; nothing without any."""
+    return "".join(f" with {name}={value}" for name, value in list(result.domains.items())[:1])
 
 
 def worker_change(result: WorkerChange, canvas: Canvas) -> str:
     """What changed for the worker, its state, and what is left for new requests."""
-    done = f"{'is' if result.applied else 'would be'} {result.change}"
-    place = "".join(f" with {name}={value}" for name, value in list(result.domains.items())[:1])
-    text = f"{result.worker} {done}"
+    text = f"{result.worker} {'is' if result.applied else 'would be'} {result.change}"
     if result.change == "removed":
-        running = plural(result.running, "running request")
         goes = "goes" if result.running == 1 else "go"
-        text += f"; {running} {goes} on" if result.running else "; no request is running there"
-        lines = canvas.paragraph(text, first="")
-        kind = f"{result.role} worker" if result.role else "worker"
-        others = plural(result.same, f"other {kind}")
-        takes = "takes" if result.same == 1 else "take"
-        lines += canvas.paragraph(f"{others}{place} {takes} new requests", first="")
-    else:
-        if result.applied and result.status is not None:
-            role = result.role or "role unknown"
-            status = "state unknown" if result.status == "unknown" else result.status
-            reason = f" ({result.reason})" if result.reason else ""
-            text += f": {role}{place}, {status}{reason}"
-        lines = canvas.paragraph(text, first="")
-        # Without the worker the one that it replaced would not be back.
-        if result.applied and result.change == "added":
-            lines.append(f"undo: dynctl workers remove {result.worker}")
-    return "".join(line + "\n" for line in lines)
+        running = f"{plural(result.running, 'running request')} {goes} on"
+        text += f"; {running}" if result.running else "; no request is running there"
+        return canvas.paragraphs([text, _others_take_requests(result)], rest="")
+    if result.applied and result.status is not None:
+        role = result.role or "role unknown"
+        status = "state unknown" if result.status == "unknown" else result.status
+        reason = f" ({result.reason})" if result.reason else ""
+        text += f": {role}{_place(result)}, {status}{reason}"
+    text = canvas.paragraphs([text], rest="")
+    # Without the worker the one that it replaced would not be back.
+    if result.applied and result.change == "added":
+        text += f"undo: dynctl workers remove {result.worker}\n"
+    return text
 
 
 def rank_loads(worker: WorkerRow, canvas: Canvas) -> str:
     """Load and index of each rank, and why ranks are busy."""
     notes = [f"rank {r.dp_rank} busy: {why}" for r in worker.ranks for why in r.busy_reasons]
-    text = table(_rank_columns(), worker.ranks, canvas)
+    text = table(_RANK_COLUMNS, worker.ranks, canvas)
     return text + "".join(note + "\n" for note in notes)
 
 
-def _rank_columns() -> list[Column[RankRow]]:
-    def both(own: float, reported: float | None) -> str:
-        return count(own) + ("" if reported is None else f" ({count(reported)})")
+def _with_reported(own: float, reported: float | None) -> str:
+    return count(own) + ("" if reported is None else f" ({count(reported)})")
 
-    return [
-        Column("dp_rank", "RANK", lambda r: r.dp_rank, right=True),
-        number_column("requests", "REQS", lambda r: r.active_requests, rank=1),
-        Column(
-            "prefill",
-            "PREFILL TOKENS",
-            lambda r: r.active_prefill_tokens,
-            text=lambda r: both(r.active_prefill_tokens, r.reported.active_prefill_tokens),
-            right=True,
-        ),
-        Column(
-            "decode",
-            "DECODE BLOCKS",
-            lambda r: r.active_decode_blocks,
-            text=lambda r: both(r.active_decode_blocks, r.reported.active_decode_blocks),
-            right=True,
-        ),
-        number_column("cached", "CACHED", lambda r: r.cached_blocks, rank=1),
-        Column("busy", "BUSY", lambda r: r.busy, text=lambda r: "yes" if r.busy else "no"),
-        Column("index", "INDEX", lambda r: r.index, text=_rank_index),
-        Column("load_age", "LOAD AGE", lambda r: r.load_age_s, form=age, right=True, rank=2),
-    ]
+
+def _rank_prefill(rank: RankRow) -> str:
+    return _with_reported(rank.active_prefill_tokens, rank.reported.active_prefill_tokens)
+
+
+def _rank_decode(rank: RankRow) -> str:
+    return _with_reported(rank.active_decode_blocks, rank.reported.active_decode_blocks)
+
+
+_RANK_COLUMNS: Final[Sequence[Column[RankRow]]] = (
+    Column("dp_rank", "RANK", lambda r: r.dp_rank, right=True),
+    number_column("requests", "REQS", lambda r: r.active_requests, rank=1),
+    Column("prefill", "PREFILL TOKENS", _rank_prefill, right=True),
+    Column("decode", "DECODE BLOCKS", _rank_decode, right=True),
+    number_column("cached", "CACHED", lambda r: r.cached_blocks, rank=1),
+    Column("busy", "BUSY", lambda r: "yes" if r.busy else "no"),
+    Column("index", "INDEX", lambda r: _rank_index(r)),
+    Column("load_age", "LOAD AGE", lambda r: r.load_age_s, form=age, right=True, rank=2),
+)
 
 
 def _domain_column(domain: str, rank: int) -> Column[WorkerRow]:
@@ -287,27 +263,35 @@ def _domain_column(domain: str, rank: int) -> Column[WorkerRow]:
     )
 
 
-def _worker_notes(workers: Sequence[WorkerRow], canvas: Canvas) -> Iterator[str]:
+def _worker_notes(workers: Sequence[WorkerRow]) -> Iterator[str]:
     """Why workers are unavailable, busy, or without a cache that is known."""
     for worker in workers:
         if worker.reason:
-            state = "not reachable yet: " if worker.status == UNREACHED else "unavailable: "
-            state = "" if worker.cordoned else state
-            yield from canvas.paragraph(f"{worker.name} is {state}{worker.reason}", first="")
-        for rank in worker.ranks if worker.busy else ():
-            where = f" rank {rank.dp_rank}" if len(worker.ranks) > 1 else ""
-            for why in rank.busy_reasons[:1]:
-                yield from canvas.paragraph(f"{worker.name}{where} is busy: {why}", first="")
+            yield f"{worker.name} is {_unavailable(worker)}{worker.reason}"
+        if worker.busy:
+            yield from _busy_ranks(worker)
     # Decode is chosen by load, with or without KV events.
-    silent = [w.name for w in workers if not w.kv_events and w.role != Role.DECODE]
-    learned = {w.name for w in workers if _index_state(w) == "estimated"}
-    for how, named in (
-        ("cache estimated from requests sent there", [one for one in silent if one in learned]),
-        ("routed by load only", [one for one in silent if one not in learned]),
-    ):
-        if named:
-            names = ", ".join(named[:5]) + (f" and {len(named) - 5:,} more" if named[5:] else "")
-            yield from canvas.paragraph(f"no KV events, {how}: {names}", first="")
+    silent = [worker for worker in workers if not worker.kv_events and worker.role != Role.DECODE]
+    estimated = [worker.name for worker in silent if _index_state(worker) == "estimated"]
+    by_load = [worker.name for worker in silent if _index_state(worker) != "estimated"]
+    if estimated:
+        names = first_names(estimated, 5)
+        yield f"no KV events, cache estimated from requests sent there: {names}"
+    if by_load:
+        yield f"no KV events, routed by load only: {first_names(by_load, 5)}"
+
+
+def _unavailable(worker: WorkerRow) -> str:
+    if worker.cordoned:
+        return ""
+    return "not reachable yet: " if worker.status == UNREACHED else "unavailable: "
+
+
+def _busy_ranks(worker: WorkerRow) -> Iterator[str]:
+    for rank in worker.ranks:
+        where = f" rank {rank.dp_rank}" if len(worker.ranks) > 1 else ""
+        for why in rank.busy_reasons[:1]:
+            yield f"{worker.name}{where} is busy: {why}"
 
 
 def _status(worker: WorkerRow) -> str:
@@ -323,7 +307,7 @@ def _status(worker: WorkerRow) -> str:
 
 def _cached(worker: WorkerRow) -> str:
     """Cached blocks; ``-`` if the worker does not report them."""
-    total = _total(worker, "cached_blocks")
+    total = sum(rank.cached_blocks for rank in worker.ranks)
     state = _index_state(worker)
     known = state == "estimated" or (worker.kv_events and (total or state != "absent"))
     return count(total) if known else "-"
@@ -338,10 +322,7 @@ _STATES = (
 
 def _index_state(worker: WorkerRow) -> str:
     states = {rank.index for rank in worker.ranks}
-    return next(
-        (state for state in _STATES if state in states),
-        "absent",
-    )
+    return next((state for state in _STATES if state in states), "absent")
 
 
 def _lost_for(worker: WorkerRow) -> list[float]:
@@ -385,10 +366,23 @@ def _own_taints(worker: WorkerRow) -> list[str]:
     return [taint for taint in worker.taints if taint not in topology]
 
 
-def _total(worker: WorkerRow, name: str) -> float:
-    return float(sum(getattr(rank, name) for rank in worker.ranks))
+def _list_or_dash(values: Sequence[str]) -> str:
+    return ",".join(values) or "-"
+
+
+def _hex_id(worker_id: int) -> str:
+    return f"{worker_id:016x}"
+
+
+def _load_age(worker: WorkerRow) -> float | None:
+    return _oldest(worker, "load_age_s")
+
+
+def _sum_of(name: str) -> Callable[[WorkerRow], float]:
+    """The sum of a field over the ranks of a worker."""
+    return lambda worker: float(sum(getattr(rank, name) for rank in worker.ranks))
 
 
 def _oldest(worker: WorkerRow, name: str) -> float | None:
     known = [getattr(rank, name) for rank in worker.ranks]
-    return max((one for one in known if one is not None), default=None)
+    return max((seconds for seconds in known if seconds is not None), default=None)
