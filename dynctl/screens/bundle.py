@@ -8,9 +8,9 @@ from dynctl.screens.columns import Column, number_column, table
 from dynctl.screens.numbers import plural
 
 _COLUMNS: list[Column[BundleMember]] = [
-    Column("file", "FILE", lambda one: one.file, name=True),
-    number_column("bytes", "BYTES", lambda one: one.bytes),
-    Column("what", "WHAT", lambda one: one.what, rank=1),
+    Column("file", "FILE", lambda row: row.file, name=True),
+    number_column("bytes", "BYTES", lambda row: row.bytes),
+    Column("what", "WHAT", lambda row: row.what, rank=1),
 ]
 
 
@@ -19,8 +19,7 @@ def bundle_report(result: BundleReport, canvas: Canvas) -> str:
     text = table(_COLUMNS, result.members, canvas)
     if result.left_out:
         text += "\nunavailable:\n"
-        for one in result.left_out:
-            lines = canvas.paragraph(f"{one.file}: {one.why}", first="  ", rest="    ")
-            text += "".join(f"{line}\n" for line in lines)
+        missing = (f"{part.file}: {part.why}" for part in result.left_out)
+        text += canvas.paragraphs(missing, first="  ", rest="    ")
     files = plural(len(result.members), "file")
     return text + f"\n{result.path}: {files}, {result.bytes:,} bytes\n"

@@ -106,14 +106,18 @@ def _colored(line: str, state: State, canvas: Canvas) -> str:
 def _skipped(section: Section, check: CheckResult, canvas: Canvas) -> list[str]:
     """Checks that are skipped for the same reason, together."""
     same = [
-        one for one in section.checks if one.state is State.SKIP and one.message == check.message
+        other
+        for other in section.checks
+        if other.state is State.SKIP and other.message == check.message
     ]
     if len(same) == 1:
         what = f"{check.code} {check.title}"
     elif len(same) == len(section.checks):
         what = f"all {len(same)} checks"
     else:
-        what = ", ".join(_runs([one.code for one in section.checks], {one.code for one in same}))
+        what = ", ".join(
+            _runs([other.code for other in section.checks], {other.code for other in same})
+        )
     reason = f"could not be read: {check.message}" if check.unread else check.message
     return canvas.paragraph(f"{_MARKS[check.state]} {what}: {reason}", first="", rest=_INDENT)
 
@@ -135,16 +139,16 @@ def _wrong(check: CheckResult, canvas: Canvas) -> Iterator[str]:
     yield _colored(first, check.state, canvas)
     yield from rest
     shown = one_by_one(check.findings) if canvas.wide else alike(check.findings)[:_MOST_SHOWN]
-    for one in shown:
-        yield from canvas.paragraph(one.text, first=_INDENT, rest=_LABEL)
-    hidden = len(check.findings) - sum(one.count for one in shown)
+    for group in shown:
+        yield from canvas.paragraph(group.text, first=_INDENT, rest=_LABEL)
+    hidden = len(check.findings) - sum(group.count for group in shown)
     if hidden:
         yield f"{_INDENT}and {hidden:,} more (-o wide shows all)"
-    yield from _labelled("expected", _unique([one.first.expected for one in shown]), canvas)
+    yield from _labelled("expected", _unique([group.first.expected for group in shown]), canvas)
     if canvas.wide or canvas.screen_width >= _ROOMY:
         entry = all_codes().get(check.code)
         yield from _labelled("why", [] if entry is None else [entry.cause], canvas)
-    texts = _unique([one.fix for one in shown]) if canvas.wide else fixes(shown)
+    texts = _unique([group.fix for group in shown]) if canvas.wide else fixes(shown)
     yield from _labelled("fix", texts, canvas)
     yield from _labelled("note", [check.message] if check.message else [], canvas)
     yield from _labelled("more", [f"dynctl explain {check.code}"], canvas)
@@ -248,36 +252,37 @@ class Alike:
 def fixes(shown: Sequence[Alike]) -> list[str]:
     """The fixes of the shown findings; similar fixes are combined."""
     groups: dict[str, list[Alike]] = defaultdict(list)
-    for one in shown:
-        groups[_pattern(one.first)[2]].append(one)
+    for finding in shown:
+        groups[_pattern(finding.first)[2]].append(finding)
     texts = []
     for group in groups.values():
         if len(group) < _FEWEST:
-            texts += [one.fix for one in group]
+            texts += [finding.fix for finding in group]
         else:
-            same = all(one.one_fix and one.fix == group[0].fix for one in group)
-            texts.append(Alike(group[0].first, sum(one.count for one in group), same).fix)
+            same = all(finding.one_fix and finding.fix == group[0].fix for finding in group)
+            number = sum(finding.count for finding in group)
+            texts.append(Alike(group[0].first, number, same).fix)
     return list(dict.fromkeys(texts))
 
 
 def alike(findings: Sequence[Finding]) -> list[Alike]:
     """Findings with three or more that differ only in their subject combined into one."""
     groups: dict[tuple[str, str, str], list[Finding]] = defaultdict(list)
-    for one in findings:
-        groups[_pattern(one)].append(one)
+    for finding in findings:
+        groups[_pattern(finding)].append(finding)
     combined: list[Alike] = []
-    for one in findings:
-        group = groups[_pattern(one)]
+    for finding in findings:
+        group = groups[_pattern(finding)]
         if len(group) < _FEWEST:
-            combined.append(Alike(one))
-        elif one is group[0]:
-            combined.append(Alike(one, len(group), len({other.fix for other in group}) == 1))
+            combined.append(Alike(finding))
+        elif finding is group[0]:
+            combined.append(Alike(finding, len(group), len({other.fix for other in group}) == 1))
     return combined
 
 
 def one_by_one(findings: Sequence[Finding]) -> list[Alike]:
     """Every finding on its own."""
-    return [Alike(one) for one in findings]
+    return [Alike(finding) for finding in findings]
 
 
 def _may_be_a_word(subject: str) -> bool:

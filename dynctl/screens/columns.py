@@ -21,6 +21,8 @@ Row = TypeVar("Row")
 GAP = 2
 #: A shortened name keeps at least this many characters.
 SHORTEST = 12
+#: Names are shortened to this many characters before columns leave.
+_SHORT = 24
 #: The width of a cell of a table, also in a pipe: that of the longest name in Kubernetes. Longer
 #: names are cut in the middle (-o json has all of them); sentences are not cut.
 LONGEST = 253
@@ -119,7 +121,6 @@ def fit(
     If the remaining columns are still too wide, names are shortened in the middle.
     ``least``: key -> minimum width of a column.
     """
-    chosen = list(columns)
     wanted = least or {}
     widths = {
         column.key: max(
@@ -129,41 +130,44 @@ def fit(
         )
         for column in columns
     }
-
-    def total() -> int:
-        return sum(widths[column.key] for column in chosen) + GAP * (len(chosen) - 1)
-
-    if width is not None:
-        wanted_names = {
-            column.key: min(widths[column.key], 24) for column in columns if column.name
-        }
-        while total() > width:
-            # First shorten names to 24 characters, then drop columns, then shorten names again.
-            names = [column for column in chosen if column.name]
-            longest = max(names, key=lambda c: widths[c.key], default=None)
-            if longest is not None and widths[longest.key] > wanted_names[longest.key]:
-                over = total() - width
-                widths[longest.key] = max(wanted_names[longest.key], widths[longest.key] - over)
-                continue
-            last = max(chosen, key=lambda column: column.rank)
-            if last.rank > 0:
-                chosen.remove(last)
-                continue
-            loosest = max(names, key=lambda c: widths[c.key] - c.shortest, default=None)
-            if loosest is None or widths[loosest.key] <= loosest.shortest:
-                break
-            widths[loosest.key] -= 1
+    chosen = list(columns) if width is None else _narrowed(columns, widths, width)
     return Fitted(tuple(chosen), tuple(widths[column.key] for column in chosen))
+
+
+def _narrowed(
+    columns: Sequence[Column[Row]], widths: dict[str, int], width: int
+) -> list[Column[Row]]:
+    """The columns that stay; those that are shortened have less in ``widths`` then.
+
+    First names are shortened to _SHORT cells, then columns leave, then names are shortened again.
+    """
+    chosen = list(columns)
+    short = {column.key: min(widths[column.key], _SHORT) for column in columns if column.name}
+    while (over := sum(widths[c.key] for c in chosen) + GAP * (len(chosen) - 1) - width) > 0:
+        names = [column for column in chosen if column.name]
+        longest = max(names, key=lambda c: widths[c.key], default=None)
+        if longest is not None and widths[longest.key] > short[longest.key]:
+            widths[longest.key] = max(short[longest.key], widths[longest.key] - over)
+            continue
+        last = max(chosen, key=lambda column: column.rank)
+        if last.rank > 0:
+            chosen.remove(last)
+            continue
+        loosest = max(names, key=lambda c: widths[c.key] - c.shortest, default=None)
+        if loosest is None or widths[loosest.key] <= loosest.shortest:
+            break
+        widths[loosest.key] -= 1
+    return chosen
 
 
 def sort_rows(columns: Sequence[Column[Row]], rows: Sequence[Row], key: str) -> list[Row]:
     """Rows sorted by the raw values of a column, without a value last; raises UsageProblem."""
     wanted = key.strip().lower().replace("-", "_")
-    found = [c for c in columns if wanted in (c.key, c.heading.lower(), c.key.partition(":")[2])]
-    if not found:
+    same = [c for c in columns if wanted in (c.key, c.heading.lower(), c.key.partition(":")[2])]
+    if not same:
         known = ", ".join(column.key.removeprefix("domain:") for column in columns)
         raise UsageProblem(f"--sort-by {key}: no such column; expected one of {known}")
-    value = found[0].value
+    value = same[0].value
     return sorted(rows, key=lambda row: (value(row) is None, value(row) or 0))
 
 

@@ -25,6 +25,28 @@ def config_report(result: ConfigReport, canvas: Canvas) -> str:
         Column("help", "MEANING", lambda s: s.help, rank=4, wide=True),
         Column("aliases", "ALSO", _aliases, rank=5, wide=True),
     ]
+    text = _config_head(result, canvas) + "\n"
+    text += table(columns, [*result.settings, *result.serving], canvas)
+    unbuilt = [setting.name for setting in result.settings if not setting.built]
+    if unbuilt:
+        note = f"not supported yet, validated and ignored: {', '.join(unbuilt)}"
+        text += "\n" + canvas.paragraphs([note], rest="")
+    if result.prefill_load:
+        text += "\n" + canvas.paragraphs(result.prefill_load)
+    for advice in result.advice or ():
+        text += "\n" + _advice(advice, canvas)
+    return text
+
+
+def _config_head(result: ConfigReport, canvas: Canvas) -> str:
+    """The preset and what it changes; of a frontend, how much of its settings is known."""
+    hidden = sum(not setting.known for setting in result.settings)
+    if hidden:
+        note = (
+            f"{hidden} of {len(result.settings)} settings are unknown: a Dynamo frontend exports "
+            "few of them, and no worker's card has them"
+        )
+        return f"settings of {result.source}\n" + canvas.paragraphs([note], rest="")
     head = f"preset {result.preset or 'unknown'}, from {result.source}\n"
     changed = [
         f"{setting.name} {_value(setting)}"
@@ -32,28 +54,9 @@ def config_report(result: ConfigReport, canvas: Canvas) -> str:
         if setting.source == f"preset {result.preset}"
         and setting.value != SETTINGS[setting.name].default
     ]
-    if changed:
-        head += "\n".join(canvas.paragraph(", ".join(changed), first="changes ")) + "\n"
-    hidden = sum(not setting.known for setting in result.settings)
-    if hidden:
-        note = (
-            f"{hidden} of {len(result.settings)} settings are unknown: a Dynamo frontend exports "
-            "few of them, and no worker's card has them"
-        )
-        head = f"settings of {result.source}\n" + "\n".join(canvas.paragraph(note, first="")) + "\n"
-    head += "\n"
-    unbuilt = [setting.name for setting in result.settings if not setting.built]
-    text = head + table(columns, [*result.settings, *result.serving], canvas)
-    if unbuilt:
-        note = f"not supported yet, validated and ignored: {', '.join(unbuilt)}"
-        text += "\n" + "\n".join(canvas.paragraph(note, first="")) + "\n"
-    if result.prefill_load:
-        text += "\n"
-        for sentence in result.prefill_load:
-            text += "\n".join(canvas.paragraph(sentence, first="", rest="  ")) + "\n"
-    for one in result.advice or ():
-        text += "\n" + _advice(one, canvas)
-    return text
+    if not changed:
+        return head
+    return head + canvas.paragraphs([", ".join(changed)], first="changes ", rest=" " * 8)
 
 
 def _aliases(setting: SettingRow) -> str:
@@ -63,7 +66,7 @@ def _aliases(setting: SettingRow) -> str:
 def _advice(advice: ModelAdvice, canvas: Canvas) -> str:
     requests = f" ({advice.requests:,} requests)" if advice.requests else ""
     head = f"advice for {advice.model}{requests}: " if advice.model else "advice: "
-    text = "\n".join(canvas.paragraph(f"{head}{advice.workload}; {advice.why}", first="")) + "\n"
+    text = canvas.paragraphs([f"{head}{advice.workload}; {advice.why}"], rest="")
     columns: list[Column[AdvisedSetting]] = [
         Column("name", "SETTING", lambda s: s.name),
         Column("now", "NOW", lambda s: s.now, form=setting_text, right=True),
@@ -73,11 +76,12 @@ def _advice(advice: ModelAdvice, canvas: Canvas) -> str:
     ]
     if advice.settings:
         text += table(columns, advice.settings, canvas)
-    for one in advice.settings:
-        if one.result and not one.fits:
-            text += "\n".join(canvas.paragraph(f"{one.name} {_range(one)}: {one.result}")) + "\n"
+    for setting in advice.settings:
+        if setting.result and not setting.fits:
+            result = f"{setting.name} {_range(setting)}: {setting.result}"
+            text += canvas.paragraphs([result], first="  ")
     if advice.not_preset:
-        text += "\n".join(canvas.paragraph(advice.not_preset, first="", rest="  ")) + "\n"
+        text += canvas.paragraphs([advice.not_preset])
     if advice.preset is not None:
         text += f"all of them: --preset {advice.preset}\n"
     return text

@@ -38,15 +38,15 @@ def context_detail(result: ContextDetail, canvas: Canvas) -> str:
         chosen = by.get(result.chosen_by, f"chosen by {result.chosen_by}")
         head = [f"context {result.name}  ({chosen}; {result.file})"]
     columns: list[Column[ContextValue]] = [
-        Column("name", "OPTION", lambda one: one.name),
-        Column("value", "VALUE", lambda one: one.value, text=_value, name=True, shortest=16),
-        Column("source", "FROM", lambda one: one.source),
+        Column("name", "OPTION", lambda row: row.name),
+        Column("value", "VALUE", lambda row: row.value, text=_value, name=True, shortest=16),
+        Column("source", "FROM", lambda row: row.source),
     ]
     lines = [*head, "", table(columns, result.values, canvas).rstrip("\n")]
-    for one in result.values:
-        if one.unused_because is not None:
-            note = f"{one.name} {shown(one.unused)} of the context is not used"
-            lines += ["", *canvas.paragraph(f"{note}: {one.unused_because}", first="note: ")]
+    for row in result.values:
+        if row.unused_because is not None:
+            note = f"{row.name} {shown(row.unused)} of the context is not used"
+            lines += ["", *canvas.paragraph(f"{note}: {row.unused_because}", first="note: ")]
     return "\n".join(lines) + "\n"
 
 
@@ -71,8 +71,8 @@ def shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _value(one: ContextValue) -> str:
-    return one.default if one.value is None else shown(one.value)
+def _value(row: ContextValue) -> str:
+    return row.default if row.value is None else shown(row.value)
 
 
 def _line(row: ContextRow) -> str:

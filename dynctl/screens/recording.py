@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 from dynctl.documents.recording import RecordingReport
 from dynctl.screens.canvas import Canvas
@@ -22,36 +23,29 @@ _NAMES = {
 def recording_report(result: RecordingReport, canvas: Canvas) -> str:
     """Range, source, counts, and what is missing."""
     if not result.last:
-        return "".join(
-            f"{line}\n"
-            for note in result.notes
-            for line in canvas.paragraph(f"{result.file}: {note}", first="", rest="  ")
-        )
+        return canvas.paragraphs(f"{result.file}: {note}" for note in result.notes)
     length = result.last - result.first
-    lines = [
-        f"{result.file}: {length:,.1f} s, {result.bytes:,} bytes",
-        f"from      {_at(result.first)} to {_at(result.last)}",
-        f"source    {result.source} {result.router}, dynctl {result.version}",
-        f"models    {', '.join(result.models) or 'none'}",
-    ]
-    shown = [f"{result.records.get(kind, 0):,} {name}" for kind, name in _NAMES.items()]
-    others = sum(n for kind, n in result.records.items() if kind not in _NAMES)
-    lines += canvas.paragraph(
-        ", ".join([*shown, f"{others:,} others"]), first="records   ", rest="          "
-    )
-    states = plural(result.states, "moment")
-    lines.append(f"states    a router can start at {states}")
+    text = f"{result.file}: {length:,.1f} s, {result.bytes:,} bytes\n"
+    for label, value in _record_lines(result):
+        text += canvas.paragraphs([value], first=f"{label:<10}", rest=" " * 10)
+    return text
+
+
+def _record_lines(result: RecordingReport) -> Iterator[tuple[str, str]]:
+    yield "from", f"{_at(result.first)} to {_at(result.last)}"
+    yield "source", f"{result.source} {result.router}, dynctl {result.version}"
+    yield "models", ", ".join(result.models) or "none"
+    counts = [f"{result.records.get(kind, 0):,} {name}" for kind, name in _NAMES.items()]
+    others = sum(number for kind, number in result.records.items() if kind not in _NAMES)
+    yield "records", ", ".join([*counts, f"{others:,} others"])
+    yield "states", f"a router can start at {plural(result.states, 'moment')}"
     if result.missing:
-        text = ", ".join(name.replace("_", " ") for name in result.missing)
-        lines += canvas.paragraph(
-            f"{text}: this source does not give them", first="missing   ", rest="          "
-        )
+        missing = ", ".join(name.replace("_", " ") for name in result.missing)
+        yield "missing", f"{missing}: this source does not give them"
     if result.conditions:
-        text = ", ".join(f"{code} {n:,}" for code, n in sorted(result.conditions.items()))
-        lines += canvas.paragraph(text, first="began     ", rest="          ")
-    for note in result.notes:
-        lines += canvas.paragraph(note, first="note      ", rest="          ")
-    return "\n".join(lines) + "\n"
+        codes = (f"{code} {number:,}" for code, number in sorted(result.conditions.items()))
+        yield "began", ", ".join(codes)
+    yield from (("note", note) for note in result.notes)
 
 
 def _at(seconds: float) -> str:

@@ -6,8 +6,11 @@ import csv
 import io
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
+
+import msgspec
 
 from dynctl.base.quantities import percent
 from dynctl.base.terminal import status_line
@@ -21,11 +24,12 @@ from dynctl.documents.replay import (
     SearchPoint,
 )
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.columns import Column, table
+from dynctl.screens.columns import Column, number_column, table
 from dynctl.screens.numbers import plural
 
 _MOST_NOTES: Final = 10
 _MOST_SEARCHED: Final = 12
+_SEARCH_METRICS: Final = "front ttft_p90_s output_tokens_per_s hit_rate refused_share".split()
 #: What the line about two policies compares: metric, title, whether higher is better.
 _COMPARED: Final = (
     ("hit_rate", "hit rate"),
@@ -41,62 +45,74 @@ def replay_report(report: ReplayReport, canvas: Canvas) -> str:
     parts = [_head(report, canvas)]
     if report.summaries:
         parts.append(table(_columns(report), report.summaries, canvas))
-        parts.append(_lines(canvas, _below(report)))
+        parts.append(canvas.paragraphs(_below(report)))
     for change in report.changes:
         limit = percent(change.limit, None)
         lines = [f"{change.policy} against {change.base}, limit {limit}: {change.verdict}"]
-        lines += (f"{one.verdict:<9}  {one.text}" for one in change.changes)
-        parts.append("".join(_hanging(canvas, line) for line in lines))
+        lines += (f"{metric.verdict:<9}  {metric.text}" for metric in change.changes)
+        parts.append(canvas.paragraphs(lines))
     if report.loads:
-        parts.append(table(_load_columns(), report.loads, canvas))
+        parts.append(table(_LOAD_COLUMNS, report.loads, canvas))
     if report.search:
         parts.append(_search(report, canvas))
-    notes = _lines(canvas, [f"note: {one}" for one in report.notes[:_MOST_NOTES]])
-    return "\n".join(part for part in [*parts, notes] if part)
+    parts.append(canvas.paragraphs(f"note: {note}" for note in report.notes[:_MOST_NOTES]))
+    return "\n".join(part for part in parts if part)
 
 
 def _head(report: ReplayReport, canvas: Canvas) -> str:
-    trace = report.trace
-    what = [trace.name.rpartition("/")[2], trace.format]
-    if trace.format in (trace.name, trace.name.removeprefix("generated ")):
-        what = [trace.name]
-    if trace.hashes:
-        what.append(f"blocks of {plural(trace.block_size, 'token')}")
-    if report.results:
-        what.append(plural(report.results[0].counts.requests, "request"))
-        what.append(f"{report.results[0].seconds:,.0f} s")
-    if trace.speed != 1:
-        what.append(f"speed {trace.speed:g}")
-    if trace.spread:
-        what.append("requests of one time spread until the next")
-    if trace.skipped:
-        what.append(f"{plural(trace.skipped, 'bad line')} skipped")
-    lines = [("trace", ", ".join(what))]
-    if trace.parameters:
-        given = {name: _plain(value) for name, value in trace.parameters.items()}
-        made = trace.parameters.get("requests")
-        used = report.results[0].counts.requests if report.results else None
-        if used is not None and isinstance(made, int) and used < made:
-            given["requests"] = f"{used:,} of {made:,}"
-        lines.append(("workload", ", ".join(f"{name} {value}" for name, value in given.items())))
+    lines = [("trace", ", ".join(_trace_parts(report)))]
+    if report.trace.parameters:
+        lines.append(("workload", _workload(report)))
     lines.append(("fleet", report.fleet))
     if report.results:
-        first = report.results[0]
-        lines.append(("engine", _engine(first)))
+        lines.append(("engine", _engine(report.results[0])))
         if report.assumed:
-            values = (f"{name} {_plain(value)}" for name, value in report.assumed.items())
-            lines.append(("assumed", f"{', '.join(values)}: the workers do not publish them"))
-        routers = plural(first.routers, "router")
-        if first.routers > 1:
-            routers += ", no replica sync" if first.sync == "none" else f", sync {first.sync}"
-        seeds = report.seeds
-        drawn = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
-        lines.append(("routers", f"{routers}; {drawn}"))
-    text = ""
-    for name, value in lines:
-        found = canvas.paragraph(value, first=f"{name:<9}", rest=" " * 9)
-        text += "".join(f"{line}\n" for line in found)
-    return text
+            values = ", ".join(f"{name} {_plain(value)}" for name, value in report.assumed.items())
+            lines.append(("assumed", f"{values}: the workers do not publish them"))
+        lines.append(("routers", _routers(report)))
+    return "".join(
+        canvas.paragraphs([value], first=f"{name:<9}", rest=" " * 9) for name, value in lines
+    )
+
+
+def _trace_parts(report: ReplayReport) -> Iterator[str]:
+    trace = report.trace
+    if trace.format in (trace.name, trace.name.removeprefix("generated ")):
+        yield trace.name
+    else:
+        yield trace.name.rpartition("/")[2]
+        yield trace.format
+    if trace.hashes:
+        yield f"blocks of {plural(trace.block_size, 'token')}"
+    if report.results:
+        yield plural(report.results[0].counts.requests, "request")
+        yield f"{report.results[0].seconds:,.0f} s"
+    if trace.speed != 1:
+        yield f"speed {trace.speed:g}"
+    if trace.spread:
+        yield "requests of one time spread until the next"
+    if trace.skipped:
+        yield f"{plural(trace.skipped, 'bad line')} skipped"
+
+
+def _workload(report: ReplayReport) -> str:
+    """The parameters of a generated trace, and how many of its requests were used."""
+    parameters = report.trace.parameters
+    given = {name: _plain(value) for name, value in parameters.items()}
+    made = parameters.get("requests")
+    used = report.results[0].counts.requests if report.results else None
+    if used is not None and isinstance(made, int) and used < made:
+        given["requests"] = f"{used:,} of {made:,}"
+    return ", ".join(f"{name} {value}" for name, value in given.items())
+
+
+def _routers(report: ReplayReport) -> str:
+    first, seeds = report.results[0], report.seeds
+    text = plural(first.routers, "router")
+    if first.routers > 1:
+        text += ", no replica sync" if first.sync == "none" else f", sync {first.sync}"
+    drawn = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
+    return f"{text}; {drawn}"
 
 
 def _engine(result: ReplayResult) -> str:
@@ -125,7 +141,7 @@ def _engine(result: ReplayResult) -> str:
 
 def _plain(value: Any) -> str:
     if isinstance(value, dict):
-        return " ".join(f"{name}={_plain(one)}" for name, one in value.items()) or "none"
+        return " ".join(f"{name}={_plain(item)}" for name, item in value.items()) or "none"
     if isinstance(value, float | int) and not isinstance(value, bool):
         return f"{value:,g}" if isinstance(value, float) else f"{value:,}"
     return str(value) if value not in (None, "") else "none"
@@ -145,17 +161,18 @@ def _columns(report: ReplayReport) -> list[Column[PolicySummary]]:
         metric: str, heading: str, shown: Text, rank: int = 0, wide: bool = False
     ) -> Column[PolicySummary]:
         def text(row: PolicySummary) -> str:
-            found = row.metrics.get(metric)
-            missing = "unknown" if metric in hashed else "-"
-            return missing if found is None else _with_interval(found, shown, several)
+            estimate = row.metrics.get(metric)
+            if estimate is None:
+                return "unknown" if metric in hashed else "-"
+            return _with_interval(estimate, shown, several)
 
         def value(row: PolicySummary) -> float | None:
-            found = row.metrics.get(metric)
-            return None if found is None else found.mean
+            estimate = row.metrics.get(metric)
+            return None if estimate is None else estimate.mean
 
         return Column(metric, heading, value, text=text, right=True, rank=rank, wide=wide)
 
-    found = [
+    columns = [
         Column("policy", "POLICY", lambda row: row.policy, name=True, shortest=8),
         column("hit_rate", "HITS", _percent),
         column("of_ceiling", "OF MAX", percent, rank=3),
@@ -172,78 +189,80 @@ def _columns(report: ReplayReport) -> list[Column[PolicySummary]]:
     # Where hits come from: those of the device are the rest.
     for metric, heading in (("disk_hit_rate", "DISK"), ("host_hit_rate", "HOST")):
         if _any(report, metric):
-            found.insert(2, column(metric, heading, _percent, rank=2))
+            columns.insert(2, column(metric, heading, _percent, rank=2))
     if _any(report, "failed_share"):
-        found.append(column("failed_share", "FAILED", _percent, rank=2))
+        columns.append(column("failed_share", "FAILED", _percent, rank=2))
     if _any(report, "moves"):
-        found.append(column("moves", "MOVED", _count, rank=3))
+        columns.append(column("moves", "MOVED", _count, rank=3))
     if _any(report, "queued_share"):
-        found.append(column("queued_share", "QUEUED", _percent, rank=5))
-        found.append(column("queued_p90_s", "QUEUE P90", _time, rank=6))
+        columns.append(column("queued_share", "QUEUED", _percent, rank=5))
+        columns.append(column("queued_p90_s", "QUEUE P90", _time, rank=6))
     if _any(report, "transfers"):
-        found.append(column("transfers", "TRANSFERS", _count, rank=6, wide=True))
-        found.append(column("cross_domain_transfers", "CROSSED", _count, rank=3))
+        columns.append(column("transfers", "TRANSFERS", _count, rank=6, wide=True))
+        columns.append(column("cross_domain_transfers", "CROSSED", _count, rank=3))
     if _any(report, "cross_domain_bytes"):
-        found.append(column("cross_domain_bytes", "CROSS BYTES", _bytes, rank=6, wide=True))
-    return found
+        columns.append(column("cross_domain_bytes", "CROSS BYTES", _bytes, rank=6, wide=True))
+    return columns
 
 
 def _any(report: ReplayReport, metric: str) -> bool:
-    found = (row.metrics.get(metric) for row in report.summaries)
-    return any(one is not None and one.mean > 0 for one in found)
+    estimates = [row.metrics.get(metric) for row in report.summaries]
+    return any(estimate is not None and estimate.mean > 0 for estimate in estimates)
 
 
-def _with_interval(found: Estimate, shown: Text, several: bool) -> str:
-    if not several or found.low is None or found.high is None:
-        return shown(found.mean)
-    half = (found.high - found.low) / 2
-    number, _, unit = shown(found.mean).partition(" ")
+def _with_interval(estimate: Estimate, shown: Text, several: bool) -> str:
+    if not several or estimate.low is None or estimate.high is None:
+        return shown(estimate.mean)
+    half = (estimate.high - estimate.low) / 2
+    number, _, unit = shown(estimate.mean).partition(" ")
     return f"{number} ±{shown(half)}" if half else f"{number}{' ' * bool(unit)}{unit}"
 
 
 def _below(report: ReplayReport) -> Iterator[str]:
     """The ceiling, and each policy against the first."""
-    ceiling = report.results[0].cache.ceiling if report.results else None
-    exact = not report.results or report.results[0].cache.ceiling_exact
-    if ceiling is not None:
-        yield (
-            f"{'' if exact else 'at least '}{percent(ceiling, 2)} of the prompt tokens could be "
-            "reused (MAX): one cache without limit"
-        )
-    else:
-        yield (
+    yield _ceiling(report)
+    for result in report.results:
+        refusals = Counter(result.counts.refusals).most_common(3)
+        for reason, number in refusals:
+            yield f"{result.policy}, seed {result.seed}: {number:,} refused: {reason}"
+    peers = report.results[0].peers if report.results else None
+    if peers is not None:
+        for summary in report.summaries:
+            yield f"{summary.policy}: {_peers(peers, summary)}"
+    base, *others = report.summaries
+    for other in () if report.changes else others:
+        yield f"{other.policy} against {base.policy}: {', '.join(_differences(base, other))}"
+
+
+def _ceiling(report: ReplayReport) -> str:
+    cache = report.results[0].cache if report.results else None
+    if cache is None or cache.ceiling is None:
+        return (
             "hit rates are unknown: the trace has no hashes of blocks; a recording "
             "(dynctl record) or a trace with hash_ids has them"
         )
-    for result in report.results:
-        for reason, count in sorted(result.counts.refusals.items(), key=lambda one: -one[1])[:3]:
-            yield f"{result.policy}, seed {result.seed}: {count:,} refused: {reason}"
-    peers = report.results[0].peers if report.results else None
-    if peers is not None:
-        yield from (f"{one.policy}: {_peers(peers, one)}" for one in report.summaries)
-    base, *others = report.summaries
-    if report.changes:
-        return
-    for other in others:
-        said = []
-        for metric, title in _COMPARED:
-            before, after = base.metrics.get(metric), other.metrics.get(metric)
-            if before is None or after is None:
-                continue
-            if metric == "hit_rate":
-                change = round(100 * (after.mean - before.mean), 1)
-                said.append(f"{title} {change or 0.0:+.1f} points")
-            elif before.mean:
-                said.append(f"{title} {percent(after.mean / before.mean - 1, signed=True)}")
-        yield f"{other.policy} against {base.policy}: {', '.join(said)}"
+    share = f"{'' if cache.ceiling_exact else 'at least '}{percent(cache.ceiling, 2)}"
+    return f"{share} of the prompt tokens could be reused (MAX): one cache without limit"
+
+
+def _differences(base: PolicySummary, other: PolicySummary) -> Iterator[str]:
+    for metric, title in _COMPARED:
+        before, after = base.metrics.get(metric), other.metrics.get(metric)
+        if before is None or after is None:
+            continue
+        if metric == "hit_rate":
+            change = round(100 * (after.mean - before.mean), 1)
+            yield f"{title} {change or 0.0:+.1f} points"
+        elif before.mean:
+            yield f"{title} {percent(after.mean / before.mean - 1, signed=True)}"
 
 
 def _peers(peers: ReplayPeers, summary: PolicySummary) -> str:
     """What several routers knew of each other, as means over seeds."""
 
     def share(metric: str) -> str | None:
-        found = summary.metrics.get(metric)
-        return None if found is None else percent(found.mean)
+        estimate = summary.metrics.get(metric)
+        return None if estimate is None else percent(estimate.mean)
 
     window = f"{1000 * peers.window_s:,g} ms"
     when = f"at most {window} after" if peers.window_s else "at the time of"
@@ -283,80 +302,55 @@ def _bytes(value: float) -> str:
 # -- loads and search ------------------------------------------------------------------------------
 
 
-def _optional(value: float | None, shown: Text = _time) -> str:
-    return "-" if value is None else shown(value)
+def _optional(value: float | None) -> str:
+    return "-" if value is None else _time(value)
 
 
-def _load_columns() -> list[Column[LoadPoint]]:
-    return [
-        Column("policy", "POLICY", lambda r: r.policy, name=True, shortest=8),
-        Column("load", "LOAD", lambda r: r.load, text=lambda r: f"x{r.load:g}", right=True),
-        Column(
-            "requests_per_s",
-            "REQ/S",
-            lambda r: r.requests_per_s,
-            text=lambda r: f"{r.requests_per_s:,.2f}",
-            right=True,
-        ),
-        Column("ttft_p50_s", "TTFT P50", lambda r: r.ttft_p50_s, form=_optional, right=True),
-        Column("ttft_p90_s", "P90", lambda r: r.ttft_p90_s, form=_optional, right=True),
-        Column(
-            "goodput_per_s",
-            "GOOD REQ/S",
-            lambda r: r.goodput_per_s,
-            text=lambda r: f"{r.goodput_per_s:,.2f}",
-            right=True,
-        ),
-        Column("goodput_share", "GOODPUT", lambda r: r.goodput_share, form=_percent, right=True),
-        Column("refused_share", "REFUSED", lambda r: r.refused_share, form=_percent, right=True),
-    ]
+def _optional_percent(value: float | None) -> str:
+    return "-" if value is None else _percent(value)
+
+
+def _per_second(value: float) -> str:
+    return f"{value:,.2f}"
+
+
+_LOAD_COLUMNS: Final[Sequence[Column[LoadPoint]]] = (
+    Column("policy", "POLICY", lambda r: r.policy, name=True, shortest=8),
+    Column("load", "LOAD", lambda r: r.load, form=lambda load: f"x{load:g}", right=True),
+    Column("requests_per_s", "REQ/S", lambda r: r.requests_per_s, form=_per_second, right=True),
+    Column("ttft_p50_s", "TTFT P50", lambda r: r.ttft_p50_s, form=_optional, right=True),
+    Column("ttft_p90_s", "P90", lambda r: r.ttft_p90_s, form=_optional, right=True),
+    Column("goodput_per_s", "GOOD REQ/S", lambda r: r.goodput_per_s, form=_per_second, right=True),
+    Column("goodput_share", "GOODPUT", lambda r: r.goodput_share, form=_percent, right=True),
+    Column("refused_share", "REFUSED", lambda r: r.refused_share, form=_percent, right=True),
+)
+_SEARCH_COLUMNS: Final[Sequence[Column[SearchPoint]]] = (
+    Column("front", "FRONT", lambda r: r.front, form=lambda front: "yes" if front else "no"),
+    Column("ttft_p90_s", "TTFT P90", lambda r: r.ttft_p90_s, form=_optional, right=True),
+    number_column("output_tokens_per_s", "TOK/S", lambda r: r.output_tokens_per_s),
+    Column("hit_rate", "HITS", lambda r: r.hit_rate, form=_optional_percent, right=True, rank=1),
+    Column(
+        "refused_share", "REFUSED", lambda r: r.refused_share, form=_percent, right=True, rank=2
+    ),
+)
 
 
 def _search(report: ReplayReport, canvas: Canvas) -> str:
-    front = [one for one in report.search if one.front]
-    rest = [one for one in report.search if not one.front]
-    base = [one for one in rest if not one.settings]
+    """The front, the point without settings, and the settings of each."""
+    front = [point for point in report.search if point.front]
+    base = [point for point in report.search if not point.front and not point.settings]
     shown = front[:_MOST_SEARCHED] + base
-    columns: list[Column[SearchPoint]] = [
-        Column("front", "FRONT", lambda r: r.front, text=lambda r: "yes" if r.front else "no"),
-        Column("ttft_p90_s", "TTFT P90", lambda r: r.ttft_p90_s, form=_optional, right=True),
-        Column(
-            "output_tokens_per_s", "TOK/S", lambda r: r.output_tokens_per_s, form=_count, right=True
-        ),
-        Column(
-            "hit_rate",
-            "HITS",
-            lambda r: r.hit_rate,
-            text=lambda r: _optional(r.hit_rate, _percent),
-            right=True,
-            rank=1,
-        ),
-        Column(
-            "refused_share", "REFUSED", lambda r: r.refused_share, form=_percent, right=True, rank=2
-        ),
-    ]
-    text = table(columns, shown, canvas)
-    lines = text.splitlines()
-    heading = bool(canvas.headings)
-    out = lines[:1] if heading else []
-    for line, point in zip(lines[heading:], shown, strict=True):
-        out.append(line)
+    lines = table(_SEARCH_COLUMNS, shown, canvas).splitlines(keepends=True)
+    text = lines.pop(0) if canvas.headings else ""
+    for line, point in zip(lines, shown, strict=True):
         given = ", ".join(f"{name}={_plain(value)}" for name, value in point.settings.items())
-        out += canvas.paragraph(given or "the settings of the policy", first="  ", rest="  ")
-    out += canvas.paragraph(
+        text += line
+        text += canvas.paragraphs([given or "the settings of the policy"], first="  ")
+    note = (
         f"{plural(len(report.search), 'simulation')}; the front: no other settings are better in "
-        "both TTFT and throughput on this trace. Check them on another one",
-        first="",
+        "both TTFT and throughput on this trace. Check them on another one"
     )
-    return "".join(f"{line}\n" for line in out)
-
-
-def _lines(canvas: Canvas, texts: Iterable[str]) -> str:
-    return "".join(_hanging(canvas, text) for text in texts)
-
-
-def _hanging(canvas: Canvas, text: str) -> str:
-    return "".join(f"{line}\n" for line in canvas.paragraph(text, first="", rest="  "))
+    return text + canvas.paragraphs([note], rest="")
 
 
 # -- CSV -------------------------------------------------------------------------------------------
@@ -366,24 +360,16 @@ def replay_csv(report: ReplayReport) -> str:
     """One row for each policy and seed, or for each load or point of a search; raw values."""
     rows: list[dict[str, Any]]
     if report.loads:
-        rows = [
-            {name: getattr(one, name) for name in one.__struct_fields__} for one in report.loads
-        ]
+        rows = [msgspec.structs.asdict(point) for point in report.loads]
     elif report.search:
-        names = sorted({name for one in report.search for name in one.settings})
+        names = sorted({name for point in report.search for name in point.settings})
         rows = [
-            {
-                "front": one.front,
-                "ttft_p90_s": one.ttft_p90_s,
-                "output_tokens_per_s": one.output_tokens_per_s,
-                "hit_rate": one.hit_rate,
-                "refused_share": one.refused_share,
-                **{name: one.settings.get(name) for name in names},
-            }
-            for one in report.search
+            {metric: getattr(point, metric) for metric in _SEARCH_METRICS}
+            | {name: point.settings.get(name) for name in names}
+            for point in report.search
         ]
     else:
-        rows = [{"policy": one.policy, "seed": one.seed, **one.metrics} for one in report.metrics]
+        rows = [{"policy": row.policy, "seed": row.seed, **row.metrics} for row in report.metrics]
     out = io.StringIO()
     writer = csv.DictWriter(out, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()

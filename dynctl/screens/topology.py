@@ -42,7 +42,7 @@ def _domain_columns(
     decode = any(row.decode.workers for row in rows)
     # A fleet of aggregated workers alone has no prefill and decode columns.
     split = decode or not aggregated or any(row.prefill.workers for row in rows)
-    yield Column("domain", (domain or "domain").upper(), _value, name=True)
+    yield Column("domain", (domain or "domain").upper(), lambda r: r.value, text=_value, name=True)
     if several:
         yield Column("model", "MODEL", lambda r: r.model, name=True)
     else:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final
 
-from dynctl.documents.verify import CellState, CustodyRow, VerifyReport
+from dynctl.documents.verify import CellState, ChainCell, CustodyRow, VerifyReport
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.checks import checked, joined, sums, titled
 from dynctl.screens.columns import GAP, Column, Fitted, fit, visible
@@ -100,7 +100,7 @@ def _chain(rows: Sequence[CustodyRow], canvas: Canvas) -> Iterator[str]:
 
 def _marked(text: str, canvas: Canvas) -> str:
     """A line with its first difference in bold."""
-    return _DIFFERENCE.sub(lambda found: canvas.bold(found[0]), text, count=1)
+    return _DIFFERENCE.sub(lambda match: canvas.bold(match[0]), text, count=1)
 
 
 def _drawing(
@@ -267,25 +267,28 @@ def _codes(row: CustodyRow, links: LinkText) -> str:
 
 def _marks(row: CustodyRow, links: LinkText) -> tuple[str, ...]:
     """The text of each link."""
-    marks: list[str] = []
-    broken, seen = False, False
+    first = next((name for name, cell in row.cells.items() if cell.value is not None), None)
+    shows_first = links is LinkText.FIRST or row.first_break is not None
+    broken = False
+    marks = []
     for name, cell in row.cells.items():
         broken = broken or name == row.first_break
-        is_first = cell.value is not None and not seen
-        seen = seen or is_first
-        if cell.state is CellState.UNKNOWN:
-            marks.append(_UNKNOWN)
-        elif cell.value is None:
-            marks.append(_MISSING if cell.state is CellState.MISSING else _FOLLOWS)
-        elif cell.state is CellState.DIFFERS:
-            marks.append(_DIFFERS + (cell.value or _EMPTY))
-        elif links is LinkText.VALUES or (
-            is_first and (links is LinkText.FIRST or row.first_break)
-        ):
-            marks.append(cell.value or _EMPTY)
-        else:
-            marks.append(_FOLLOWS if broken else _OK)
+        shows_value = links is LinkText.VALUES or (shows_first and name == first)
+        marks.append(_mark(cell, shows_value=shows_value, broken=broken))
     return tuple(marks)
+
+
+def _mark(cell: ChainCell, *, shows_value: bool, broken: bool) -> str:
+    """The text of a link. ``broken``: whether the chain breaks there or before."""
+    if cell.state is CellState.UNKNOWN:
+        return _UNKNOWN
+    if cell.value is None:
+        return _MISSING if cell.state is CellState.MISSING else _FOLLOWS
+    if cell.state is CellState.DIFFERS:
+        return _DIFFERS + (cell.value or _EMPTY)
+    if shows_value:
+        return cell.value or _EMPTY
+    return _FOLLOWS if broken else _OK
 
 
 # -- legend ----------------------------------------------------------------------------------------
@@ -295,8 +298,8 @@ def _legend(
     rows: Sequence[CustodyRow], shown: Sequence[ChainLine], canvas: Canvas
 ) -> Iterator[str]:
     """The meaning of the marks in use, if any chain is broken, and why links are unknown."""
-    used = {_DIFFERS if _is_difference(one) else one for line in shown for one in line.cells}
-    if used - {_OK, _UNKNOWN} and not all(_is_sound(row) for row in rows):
+    used = {_DIFFERS if _is_difference(mark) else mark for line in shown for mark in line.cells}
+    if used - {_OK, _UNKNOWN} and not all(map(_is_sound, rows)):
         marks = (f"{mark}: {means}" for mark, means in _LEGEND.items() if mark in used)
         yield from canvas.paragraph("; ".join(marks), first="", rest="  ")
     reasons = list(_reasons(rows))

@@ -44,7 +44,7 @@ def worker_columns(workers: Sequence[WorkerRow]) -> list[Column[WorkerRow]]:
         ),
         Column("index", "INDEX", _index_state, text=_index),
         Column("model", "MODEL", lambda w: w.model, rank=7, wide=True),
-        Column("taints", "OTHER TAINTS", _own_taints, form=_list_or_dash, rank=10, wide=True),
+        Column("taints", "OTHER TAINTS", lambda w: w.taints, text=_taints, rank=10, wide=True),
         Column("load_age", "LOAD AGE", _load_age, form=age, right=True, rank=11, wide=True),
         Column("id", "ID", lambda w: w.worker_id, form=_hex_id, rank=12, wide=True),
         Column("endpoint", "ENDPOINT", lambda w: w.endpoint, form=or_dash, rank=13, wide=True),
@@ -366,8 +366,8 @@ def _own_taints(worker: WorkerRow) -> list[str]:
     return [taint for taint in worker.taints if taint not in topology]
 
 
-def _list_or_dash(values: Sequence[str]) -> str:
-    return ",".join(values) or "-"
+def _taints(worker: WorkerRow) -> str:
+    return ",".join(_own_taints(worker)) or "-"
 
 
 def _hex_id(worker_id: int) -> str:

@@ -319,33 +319,38 @@ def _card(
 ) -> Card:
     columns = domain_table(domains, snapshot, BLOCKS)
     texts = {column.key: column.cell(row) for column in columns}
-    role, share = generating(row), kv_share(row)
+    share = kv_share(row)
     limit = snapshot.thresholds.get(row.capacity.model, {}).get("active_decode_blocks_threshold")
-    if share is None:
-        bar = "not reported" if role.ranks else "no worker has KV blocks for answers"
-    else:
-        bar = f"{percent(share)} of KV blocks used"
-        bar += "" if limit is None else f", busy above {percent(float(limit))}"
     title = NO_DOMAIN if row.value is None else row.value
-    many = any(one.capacity.model != row.capacity.model for one in domains.rows)
+    several = any(other.capacity.model != row.capacity.model for other in domains.rows)
     zoomed = view.place == title
+    shown = [
+        column
+        for column in columns
+        if column.key not in _OF_THE_CARD and not column.wide and texts[column.key] != "-"
+    ]
     return Card(
         title,
-        row.capacity.model if many else "",
+        row.capacity.model if several else "",
         None if row.value is None else colors.get(row.value),
         texts["state"],
         row.capacity.state == "ok",
-        [
-            (_LABELS.get(column.key, column.heading.capitalize()), texts[column.key])
-            for column in columns
-            if column.key not in _OF_THE_CARD and (not column.wide) and texts[column.key] != "-"
-        ],
+        [(_LABELS.get(c.key, c.heading.capitalize()), texts[c.key]) for c in shown],
         share,
         None if limit is None else min(1.0, float(limit)),
-        bar,
+        _bar_text(row, limit),
         "" if domains.domain is None else view.link(place="" if zoomed else title),
         zoomed,
     )
+
+
+def _bar_text(row: DomainRow, limit: float | None) -> str:
+    """What the bar of a card shows."""
+    share = kv_share(row)
+    if share is None:
+        return "not reported" if generating(row).ranks else "no worker has KV blocks for answers"
+    text = f"{percent(share)} of KV blocks used"
+    return text if limit is None else f"{text}, busy above {percent(float(limit))}"
 
 
 def _hide(column: Column[Any]) -> str:
@@ -360,38 +365,45 @@ def _workers(
 ) -> tuple[list[list[Cell]], int, list[Heading]]:
     """The rows that are shown, the number that match, and the headings."""
     columns = worker_table(snapshot)
-    rows: Sequence[WorkerRow] = ordered(snapshot.workers, domain)
-    if view.place:
-        rows = [row for row in rows if _in(view.place, domain, row.domains)]
-    if view.text:
-        wanted = view.text.lower()
-        rows = [row for row in rows if wanted in _words(row)]
+    rows = [
+        row
+        for row in ordered(snapshot.workers, domain)
+        if (not view.place or _in(view.place, domain, row.domains))
+        and (not view.text or view.text.lower() in _words(row))
+    ]
     chosen = next((column for column in columns if column.key == view.sort), None)
     if chosen is not None:
-        value = chosen.value
-        known = [row for row in rows if value(row) is not None]
-        known.sort(key=lambda row: _sortable(value(row)), reverse=view.descending)
-        rows = [*known, *(row for row in rows if value(row) is None)]
+        rows = _sorted(rows, chosen, descending=view.descending)
     every = snapshot.load_every_s
     shown = [
         [_worker_cell(column, row, every, colors) for column in columns] for row in rows[:WORKERS]
     ]
-    headings = []
-    for column in columns:
-        mine = chosen is not None and column.key == chosen.key
-        # Numbers are of interest from the highest on.
-        descending = (not view.descending) if mine else column.right
-        headings.append(
-            Heading(
-                column.heading.capitalize(),
-                column.right,
-                _hide(column),
-                column.key,
-                view.link(sort=column.key, descending=descending),
-                ("descending" if view.descending else "ascending") if mine else "",
-            )
-        )
-    return shown, len(rows), headings
+    return shown, len(rows), [_heading(column, view) for column in columns]
+
+
+def _sorted(
+    rows: Sequence[WorkerRow], column: Column[WorkerRow], *, descending: bool
+) -> list[WorkerRow]:
+    """Rows by the values of a column; those without a value come last."""
+    known = [row for row in rows if column.value(row) is not None]
+    known.sort(key=lambda row: _sortable(column.value(row)), reverse=descending)
+    return [*known, *(row for row in rows if column.value(row) is None)]
+
+
+def _heading(column: Column[WorkerRow], view: View) -> Heading:
+    """A heading whose link sorts by the column; a second one reverses the order."""
+    sorts = column.key == view.sort
+    # Numbers are of interest from the highest on.
+    descending = not view.descending if sorts else column.right
+    order = "descending" if view.descending else "ascending"
+    return Heading(
+        column.heading.capitalize(),
+        column.right,
+        _hide(column),
+        column.key,
+        view.link(sort=column.key, descending=descending),
+        order if sorts else "",
+    )
 
 
 def _in(place: str, domain: str | None, domains: Mapping[str, str]) -> bool:
