@@ -6,8 +6,9 @@ frontend on the same worker, as observed; ids and times are the caller's.
 
 import struct
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -29,7 +30,6 @@ from dynctl.tokenization.reasoning import (
 from dynctl.tokenization.tool_calls import (
     SPACE,
     TOOL_CALL_PARSERS,
-    CallPiece,
     GuidedSplitter,
     Part,
     ToolCallError,
@@ -112,15 +112,8 @@ class _Delta:
 
     @property
     def empty(self) -> bool:
-        return self.nvext is None and not (
-            self.text
-            or self.role
-            or self.reasoning
-            or self.finish
-            or self.logprobs
-            or self.usage
-            or self.calls
-        )
+        content = (self.text, self.role, self.reasoning, self.finish, self.logprobs, self.usage)
+        return self.nvext is None and not self.calls and not any(content)
 
 
 @dataclass(slots=True)
@@ -143,7 +136,14 @@ class _Calling:
         self.finished = True
         return "tool_calls" if self.calls and reason == "stop" else reason
 
+    def collect(self, delta: _Delta) -> None:
+        """Keep what is no text of a piece, until an event can bring it along."""
+        self.role = self.role or delta.role
+        self.reasoning += delta.reasoning or ""
+        _join_nvext(self.nvext, delta.nvext)
+
     def bring(self, delta: _Delta) -> None:
+        """Add to an event what was kept for it."""
         delta.role, self.role = self.role, False
         delta.reasoning, self.reasoning = self.reasoning or None, ""
         delta.nvext, self.nvext = self.nvext or None, {}
@@ -221,18 +221,11 @@ class EngineAnswer:
         }
         self._ended: set[int] = set()
         self._begun: set[int] = set()
-        self._splitters: list[ReasoningSplitter] = []
+        self._splitters = self._reasoning_splitters(request, parsers)
         #: Whether the answer begins inside thoughts that no parser separates; None: one does.
         self._thinking: bool | None = None
-        if parsers.reasoning is not None and _parses_reasoning(options, parsers.reasoning):
-            inside = REASONING_PARSERS[parsers.reasoning]
-            prompted = self._prompted(request.token_ids)
-            kind = TextReasoningSplitter if parsers.by_text else ReasoningSplitter
-            self._splitters = [
-                kind(inside=inside, prompted=prompted) for _ in range(options.choices)
-            ]
-        elif parsers.by_text and parsers.tool_calls is not None:
-            self._thinking = self._prompted(request.token_ids)
+        if parsers.by_text and parsers.tool_calls is not None and not self._splitters:
+            self._thinking = self._prompt_begins_reasoning(request)
         self._parsers = parsers
         self._new_call_id = new_call_id
         self._calling: list[_Calling] = []
@@ -249,13 +242,14 @@ class EngineAnswer:
         self._output_tokens = 0
         self._id = f"{'chatcmpl' if options.chat else 'cmpl'}-{request_id}"
         self._created = created
+        self._usage_in_each = options.continuous_usage and options.include_usage and options.stream
         self._wants_ids = options.nvext.wants("completion_token_ids")
         self._wants_reason = options.nvext.wants("stop_reason")
         self._whole: dict[int, _Choice] = {}
         self._nvext: dict[str, Any] = {}
         self._before, self._after = self._frame()
         self._plain = self._plain_frame()
-        self._preamble = self._annotated(request.token_ids, request_id) if options.stream else ()
+        self._preamble = self._annotations(request.token_ids, request_id) if options.stream else ()
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -339,27 +333,21 @@ class EngineAnswer:
             raise AnswerError(f"sent choice {index}, and {len(self._choices)} were requested")
         if index in self._ended:
             return ()
-        if output.finish_reason is not None and output.error is not None:
-            raise AnswerError("reported an error")
-        finish = None if output.finish_reason is None else _FINISH[str(output.finish_reason)]
-        text: str | None
-        hidden = False
+        finish, reason, hidden = _finish_of(output), output.stop_reason, False
         if output.text is not None:
-            text, ids, reason = output.text, output.token_ids, output.stop_reason
-            if finish is not None:
-                text = choice.flush() + text
-        else:
-            decoded = choice.feed(output.token_ids)
-            text, ids = decoded.text or None, output.token_ids[: decoded.used]
-            reason = output.stop_reason
-            if decoded.stopped:
-                reason = decoded.cause if decoded.cause is not None else reason
-                hidden = decoded.hidden
-                self._stop(index, finish)
-                finish = "stop"
-            elif finish is not None:
-                text = (decoded.text + choice.flush()) or None
-        return self._delta(index, text, finish, output, ids, reason, hidden=hidden)
+            text = output.text if finish is None else choice.flush() + output.text
+            return self._delta(index, text, finish, output, output.token_ids, reason, hidden=False)
+        decoded = choice.feed(output.token_ids)
+        text = decoded.text
+        if decoded.stopped:
+            reason = decoded.cause if decoded.cause is not None else reason
+            hidden = decoded.hidden
+            self._stop(index, finish)
+            finish = "stop"
+        elif finish is not None:
+            text += choice.flush()
+        ids = output.token_ids[: decoded.used]
+        return self._delta(index, text or None, finish, output, ids, reason, hidden=hidden)
 
     def _stop(self, index: int, finish: str | None) -> None:
         """A rule has ended a choice, and with the last one the answer."""
@@ -380,31 +368,26 @@ class EngineAnswer:
         hidden: bool,
     ) -> tuple[bytes, ...]:
         self.token_ids += ids
-        self._count(ids, output.completion_usage)
+        self._output_tokens += len(ids)
+        if output.completion_usage is not None:
+            self._take_usage(output.completion_usage)
         if self._plain is not None and finish is None and index in self._begun:
             before, after = self._plain
             return (before + msgspec.json.encode(text) + after,) if text else ()
-        delta = _Delta(index, text, self._first(index), finish)
+        delta = _Delta(index, text, self._takes_role(index), finish)
         if self._splitters:
-            self._split(self._splitters[index], delta, len(ids))
-            if finish is not None:
-                self._end_reasoning(self._splitters[index], delta)
+            self._separate_reasoning(self._splitters[index], delta, len(ids))
         if finish is not None:
             self._finished = True
-        options = self._options
-        if options.logprobs and output.log_probs is not None:
-            texts = output.tokens or [] if output.text is not None else [None] * len(ids)
-            delta.logprobs = self._logprobs(output, ids, texts, hidden=hidden)
-        if options.continuous_usage and options.include_usage and options.stream:
+        if self._options.logprobs and output.log_probs is not None:
+            delta.logprobs = self._logprobs(output, ids, hidden=hidden)
+        if self._usage_in_each:
             delta.usage = self.usage
-        if self._wants_ids or self._wants_reason:
-            extra: dict[str, Any] = {}
-            if self._wants_reason and reason is not None:
-                extra["stop_reason"] = reason
-            if self._wants_ids:
-                extra["completion_token_ids"] = list(ids)
-            delta.nvext = extra or None
-        return self._separated(delta) if self._calling else self._show(delta)
+        if self._wants_reason and reason is not None:
+            delta.nvext = {"stop_reason": reason}
+        if self._wants_ids:
+            delta.nvext = {**(delta.nvext or {}), "completion_token_ids": list(ids)}
+        return self._look_for_calls(delta) if self._calling else self._show(delta)
 
     # -- calls of tools ----------------------------------------------------------------------------
 
@@ -417,34 +400,41 @@ class EngineAnswer:
         assert form is not None
         return ToolCallSplitter(form, by_text=self._parsers.by_text, thinking=self._thinking)
 
-    def _separated(self, delta: _Delta) -> tuple[bytes, ...]:
+    def _look_for_calls(self, delta: _Delta) -> tuple[bytes, ...]:
         """The events of a piece in which calls are looked for."""
         state = self._calling[delta.index]
-        state.role = state.role or delta.role
-        state.reasoning += delta.reasoning or ""
-        _join_nvext(state.nvext, delta.nvext)
+        state.collect(delta)
         if delta.text is None:
-            if delta.finish is not None:
-                state.finish = delta.finish
-            if state.splitter.holding and not (delta.role or delta.reasoning):
-                return ()
-            shown = [_Delta(delta.index, None)]
+            shown = self._pieces_without_text(state, delta)
         else:
-            called = state.splitter.calls > 0
-            state.finish = delta.finish
-            shown = [self._called(state, delta.index, each) for each in self._feed(state, delta)]
-            if delta.finish is not None:
-                shown = _without_blanks(shown, called=called)
-                if not shown and not state.splitter.holding:
-                    shown = [_Delta(delta.index, None)]
+            shown = self._pieces_of_text(state, delta)
         if not shown:
             return ()
         state.bring(shown[0])
-        for each in shown:
-            each.usage = delta.usage
+        for piece in shown:
+            piece.usage = delta.usage
         if delta.finish is not None and (delta.text is None or not state.splitter.holding):
             shown[-1].finish = state.end_with(delta.finish)
-        return tuple(event for each in shown for event in self._show(each))
+        return tuple(event for piece in shown for event in self._show(piece))
+
+    def _pieces_without_text(self, state: _Calling, delta: _Delta) -> list[_Delta]:
+        if delta.finish is not None:
+            state.finish = delta.finish
+        if state.splitter.holding and not (delta.role or delta.reasoning):
+            return []
+        return [_Delta(delta.index, None)]
+
+    def _pieces_of_text(self, state: _Calling, delta: _Delta) -> list[_Delta]:
+        called = state.splitter.calls > 0
+        state.finish = delta.finish
+        parts = self._feed(state, delta)
+        pieces = [self._delta_of_part(state, delta.index, part) for part in parts]
+        if delta.finish is None:
+            return pieces
+        pieces = _without_blanks(pieces, called=called)
+        if not pieces and not state.splitter.holding:
+            return [_Delta(delta.index, None)]
+        return pieces
 
     def _feed(self, state: _Calling, delta: _Delta) -> list[Part]:
         try:
@@ -452,47 +442,47 @@ class EngineAnswer:
         except ToolCallError as error:
             raise AnswerError(str(error)) from error
 
-    def _called(self, state: _Calling, index: int, part: Part) -> _Delta:
+    def _delta_of_part(self, state: _Calling, index: int, part: Part) -> _Delta:
         calls = [
-            {
-                "index": number,
-                "id": call.id or self._new_call_id(),
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
+            self._call_json(number, call.id, call.name, call.arguments)
             for number, call in enumerate(part.calls, state.calls)
         ]
-        calls += [self._called_piece(piece) for piece in part.pieces]
+        for piece in part.pieces:
+            if piece.name is None:
+                function = {"arguments": piece.arguments}
+                calls.append({"index": piece.number, "function": function})
+            else:
+                calls.append(self._call_json(piece.number, piece.id, piece.name, piece.arguments))
         state.calls += len(calls)
         return _Delta(index, part.text, calls=calls)
 
-    def _called_piece(self, piece: CallPiece) -> dict[str, Any]:
-        if piece.name is None:
-            return {"index": piece.number, "function": {"arguments": piece.arguments}}
+    def _call_json(
+        self, number: int, call_id: str | None, name: str, arguments: str
+    ) -> dict[str, Any]:
         return {
-            "index": piece.number,
-            "id": piece.id or self._new_call_id(),
+            "index": number,
+            "id": call_id or self._new_call_id(),
             "type": "function",
-            "function": {"name": piece.name, "arguments": piece.arguments},
+            "function": {"name": name, "arguments": arguments},
         }
 
     def _last_calls(self) -> tuple[bytes, ...]:
         """What was held back for calls, in one event; and that calls end their choices."""
         shown = []
         # Dynamo's usage event makes it end the choices with calls before what was held back.
-        events = self._ended_calls() if self._finished and self._options.include_usage else ()
+        events = self._end_calls() if self._finished and self._options.include_usage else ()
         for index, state in enumerate(self._calling):
             try:
                 part = state.splitter.end()
             except ToolCallError as error:
                 raise AnswerError(str(error)) from error
             if part is not None:
-                delta = self._called(state, index, part)
+                delta = self._delta_of_part(state, index, part)
                 state.bring(delta)
                 if state.finish is not None:
                     delta.finish = state.end_with(state.finish)
                 shown.append(delta)
-        return events + self._show(*shown) + self._ended_calls() + self._last_nvext()
+        return events + self._show(*shown) + self._end_calls() + self._last_nvext()
 
     def _last_nvext(self) -> tuple[bytes, ...]:
         """The rest of ``nvext`` where nothing is left that could bring it along."""
@@ -506,6 +496,10 @@ class EngineAnswer:
 
     def _calls_in_whole_text(self) -> None:
         """Calls that only the whole of an answer shows."""
+        # A stream that is read by its text alone has found the same.
+        parses = self._parsers.tool_calls is not None and (
+            self._parsers.forced or not self._parsers.by_text
+        )
         for index, state in enumerate(self._calling):
             choice = self._whole.get(index)
             if choice is None:
@@ -513,21 +507,20 @@ class EngineAnswer:
             if choice.calls:
                 if choice.finish == "length" and not _has_json(choice.calls[-1]):
                     choice.calls.pop()
-                continue
-            if self._parsers.tool_calls is None:
-                continue
-            if self._parsers.by_text and not self._parsers.forced:
-                continue  # a stream has found the same
-            text = "".join(choice.text)
-            found = self._called_in(text)
-            if found is not None:
-                shown = self._called(state, index, found)
-                choice.text, choice.calls = [shown.text or ""], shown.calls
-                choice.finish = state.end_with(choice.finish or "stop")
-            elif choice.finish == "length":
-                choice.text = [state.splitter.cut_text(text)]
+            elif parses:
+                self._find_calls(index, state, choice)
 
-    def _called_in(self, text: str) -> Part | None:
+    def _find_calls(self, index: int, state: _Calling, choice: _Choice) -> None:
+        text = "".join(choice.text)
+        part = self._calls_in(text)
+        if part is not None:
+            shown = self._delta_of_part(state, index, part)
+            choice.text, choice.calls = [shown.text or ""], shown.calls
+            choice.finish = state.end_with(choice.finish or "stop")
+        elif choice.finish == "length":
+            choice.text = [state.splitter.cut_text(text)]
+
+    def _calls_in(self, text: str) -> Part | None:
         """The calls in the whole of an answer, None without one."""
         # Dynamo does not know the types of arguments here.
         form = call_format(self._parsers.tool_calls or "", ())
@@ -538,10 +531,10 @@ class EngineAnswer:
         except ToolCallError as error:
             raise AnswerError(str(error)) from error
         function = forced_function(self._options.tool_choice)
-        calls = tuple(each for each in parsed.calls if function in (None, each.name))
+        calls = tuple(call for call in parsed.calls if function in (None, call.name))
         return Part(parsed.text, calls) if calls else None
 
-    def _ended_calls(self) -> tuple[bytes, ...]:
+    def _end_calls(self) -> tuple[bytes, ...]:
         """A finish reason for each choice that has calls and none."""
         events: tuple[bytes, ...] = ()
         for index, state in enumerate(self._calling):
@@ -551,44 +544,52 @@ class EngineAnswer:
                 events += self._show(delta)
         return events
 
-    def _split(self, splitter: ReasoningSplitter, delta: _Delta, tokens: int) -> None:
+    # -- reasoning and usage -----------------------------------------------------------------------
+
+    def _reasoning_splitters(
+        self, request: EngineRequest, parsers: Parsers
+    ) -> Sequence[ReasoningSplitter]:
+        """A splitter for each choice; none where no parser reads the answer."""
+        if parsers.reasoning is None or not _parses_reasoning(self._options, parsers.reasoning):
+            return ()
+        inside = REASONING_PARSERS[parsers.reasoning]
+        prompted = self._prompt_begins_reasoning(request)
+        kind = TextReasoningSplitter if parsers.by_text else ReasoningSplitter
+        return [kind(inside=inside, prompted=prompted) for _ in range(self._options.choices)]
+
+    def _prompt_begins_reasoning(self, request: EngineRequest) -> bool:
+        end = self._decoder.decode(request.token_ids[-_PROMPT_END:], False)
+        return end.rstrip().endswith("<think>")
+
+    def _separate_reasoning(self, splitter: ReasoningSplitter, delta: _Delta, tokens: int) -> None:
         """Separate the reasoning in a piece; its tokens count as a whole."""
         before = self._reasoned.get(delta.index, False)
         answer, reasoning = splitter.feed(delta.text or "")
-        delta.text, delta.reasoning = answer or None, reasoning or None
-        if reasoning or (before and not answer):
+        reasons = bool(reasoning or (before and not answer))
+        if reasons:
             self._reasoning_tokens += tokens
-        self._reasoned[delta.index] = bool(reasoning or (before and not answer))
+        self._reasoned[delta.index] = reasons
+        if delta.finish is not None:
+            # The last piece brings along what was held back.
+            answer_end, reasoning_end = splitter.end()
+            answer, reasoning = answer + answer_end, reasoning + reasoning_end
+        delta.text, delta.reasoning = answer or None, reasoning or None
 
-    def _end_reasoning(self, splitter: ReasoningSplitter, delta: _Delta) -> None:
-        """The last piece brings along what was held back."""
-        answer, reasoning = splitter.end()
-        delta.text = (delta.text or "") + answer or delta.text
-        delta.reasoning = (delta.reasoning or "") + reasoning or delta.reasoning
-
-    def _prompted(self, prompt: Sequence[int]) -> bool:
-        """Whether the prompt ends with the beginning of reasoning."""
-        end = self._decoder.decode(prompt[-_PROMPT_END:], False)
-        return end.rstrip().endswith("<think>")
-
-    def _count(self, ids: Sequence[int], usage: EngineUsage | None) -> None:
-        self._output_tokens += len(ids)
-        if usage is None:
-            return
+    def _take_usage(self, usage: EngineUsage) -> None:
         self._prompt_tokens = usage.prompt_tokens
         for name in ("prompt_tokens_details", "completion_tokens_details"):
             details = getattr(usage, name)
             if details is not None:
-                given = msgspec.to_builtins(details)
+                values = msgspec.to_builtins(details)
                 # Dynamo writes nulls for a completion, and leaves them out for a chat.
                 self._usage[name] = {
-                    key: given.get(key)
+                    key: values.get(key)
                     for key in _DETAILS[name]
-                    if not self._options.chat or given.get(key) is not None
+                    if not self._options.chat or values.get(key) is not None
                 }
 
-    def _first(self, index: int) -> bool:
-        """Whether this is the first piece of a choice, which names the role in a chat."""
+    def _takes_role(self, index: int) -> bool:
+        """Whether this is the first piece of a choice of a chat, which names the role."""
         if index in self._begun:
             return False
         self._begun.add(index)
@@ -597,37 +598,40 @@ class EngineAnswer:
     # -- logprobs ----------------------------------------------------------------------------------
 
     def _logprobs(
-        self,
-        output: EngineOutput,
-        ids: Sequence[int],
-        known: Sequence[str | None],
-        *,
-        hidden: bool,
+        self, output: EngineOutput, ids: Sequence[int], *, hidden: bool
     ) -> dict[str, Any]:
-        """``known`` texts of tokens; ``hidden``: the last token is not part of the text."""
-        texts = [self._token(*each) for each in zip(ids, known, strict=False)]
+        """``hidden``: the last token is not part of the text."""
+        known: Sequence[str | None] = [None] * len(ids)
+        if output.text is not None:
+            known = output.tokens or []
+        texts = [self._token(*pair) for pair in zip(ids, known, strict=False)]
         if hidden and not self._options.token_names:
             texts[-1] = ""
         numbers = [_short(number) for number in (output.log_probs or ())][: len(texts)]
-        tops, options = output.top_logprobs, self._options
-        if not options.chat:
-            return {
-                "tokens": texts,
-                "token_logprobs": numbers,
-                "top_logprobs": [
-                    {
-                        **{other: _f32(value) for other, value in self._tops(*each)},
-                        each[1]: _f32(each[2]),
-                    }
-                    for each in zip(ids, texts, numbers, tops or (), strict=False)
-                ],
-                "text_offset": [],
-            }
+        tokens = list(zip(ids, texts, numbers, strict=False))
+        if self._options.chat:
+            return self._chat_logprobs(tokens, output.top_logprobs)
+        return {
+            "tokens": texts,
+            "token_logprobs": numbers,
+            "top_logprobs": [
+                {name: _f32(value) for name, value in self._tops(*token, top)}
+                | {token[1]: _f32(token[2])}
+                for token, top in zip(tokens, output.top_logprobs or (), strict=False)
+            ],
+            "text_offset": [],
+        }
+
+    def _chat_logprobs(
+        self,
+        tokens: Sequence[tuple[int, str, float | None]],
+        tops: Sequence[Sequence[TopLogprob]] | None,
+    ) -> dict[str, Any]:
         content = []
-        for position, (token_id, text, number) in enumerate(zip(ids, texts, numbers, strict=False)):
-            top = tops[position] if tops is not None and position < len(tops) else ()
-            if tops is not None and position >= len(tops):
-                break
+        # Without alternatives every token is listed, else those that have some.
+        for token, top in zip(tokens, repeat(()) if tops is None else tops, strict=False):
+            token_id, text, number = token
+            others = self._tops(*token, top) if self._options.alternatives != 0 else ()
             content.append(
                 {
                     "token": text,
@@ -635,9 +639,8 @@ class EngineAnswer:
                     "token_id": token_id,
                     "bytes": _bytes(text),
                     "top_logprobs": [
-                        {"token": other, "logprob": _short(value), "bytes": _bytes(other)}
-                        for other, value in self._tops(token_id, text, number, top)
-                        if options.alternatives != 0
+                        {"token": name, "logprob": _short(value), "bytes": _bytes(name)}
+                        for name, value in others
                     ],
                 }
             )
@@ -647,12 +650,12 @@ class EngineAnswer:
         self, token_id: int, text: str, number: float | None, top: Sequence[TopLogprob]
     ) -> list[tuple[str, float | None]]:
         """The likeliest tokens, with the chosen one at the end if it is not one of them."""
-        found: list[tuple[str, float | None]] = [
-            (self._token(each.token_id, each.token), each.logprob) for each in top
+        likeliest: list[tuple[str, float | None]] = [
+            (self._token(other.token_id, other.token), other.logprob) for other in top
         ]
-        if all(each.token_id != token_id for each in top):
-            found.append((text, number))
-        return found
+        if all(other.token_id != token_id for other in top):
+            likeliest.append((text, number))
+        return likeliest
 
     def _token(self, token_id: int, text: str | None) -> str:
         if self._options.token_names:
@@ -661,7 +664,7 @@ class EngineAnswer:
 
     # -- what the client sees ----------------------------------------------------------------------
 
-    def _annotated(self, prompt: Sequence[int], request_id: str) -> tuple[bytes, ...]:
+    def _annotations(self, prompt: Sequence[int], request_id: str) -> tuple[bytes, ...]:
         """The events before the first output, which ``nvext.annotations`` ask for."""
         if not self._options.nvext.annotations:
             return ()
@@ -691,7 +694,7 @@ class EngineAnswer:
             or self._calling
             or self._wants_ids
             or self._wants_reason
-            or (options.continuous_usage and options.include_usage)
+            or self._usage_in_each
         )
         if more or options.choices != 1 or not (options.chat and options.stream):
             return None
@@ -706,17 +709,17 @@ class EngineAnswer:
         """One event for pieces of different choices."""
         if not self._options.stream:
             for delta in deltas:
-                self._keep(delta)
+                self._keep_delta(delta)
             return ()
-        if all(each.empty for each in deltas):
+        if all(delta.empty for delta in deltas):
             return ()
-        choices = b",".join(msgspec.json.encode(self._shown(each)) for each in deltas)
+        choices = b",".join(msgspec.json.encode(self._choice_json(delta)) for delta in deltas)
         nvext: dict[str, Any] = {}
-        for each in deltas:
-            _join_nvext(nvext, each.nvext)
+        for delta in deltas:
+            _join_nvext(nvext, delta.nvext)
         return (self._event(choices, deltas[0].usage, nvext or None),)
 
-    def _shown(self, delta: _Delta) -> dict[str, Any]:
+    def _choice_json(self, delta: _Delta) -> dict[str, Any]:
         if not self._options.chat:
             choice: dict[str, Any] = {"text": delta.text or "", "index": delta.index}
             if delta.logprobs is not None:
@@ -750,7 +753,7 @@ class EngineAnswer:
         parts.append(b"}\n\n")
         return b"".join(parts)
 
-    def _keep(self, delta: _Delta) -> None:
+    def _keep_delta(self, delta: _Delta) -> None:
         choice = self._whole.setdefault(delta.index, _Choice())
         if delta.text:
             choice.text.append(delta.text)
@@ -760,7 +763,7 @@ class EngineAnswer:
             _keep_call(choice.calls, call)
         choice.finish = delta.finish or choice.finish
         if delta.logprobs is not None:
-            choice.logprobs = _joined(choice.logprobs, delta.logprobs)
+            choice.logprobs = _join_logprobs(choice.logprobs, delta.logprobs)
         _join_nvext(self._nvext, delta.nvext)
 
 
@@ -774,34 +777,53 @@ def parsers_of(
     """
     if not options.chat:
         return NO_PARSERS
-    tools = str(runtime.get("tool_call_parser") or "") or None
-    if not options.tools or options.tool_choice == "none":
-        tools = None
-    elif tools is not None and tools not in TOOL_CALL_PARSERS:
-        known = ", ".join(TOOL_CALL_PARSERS)
-        problem = f"tool_call_parser {tools} of the model is not supported; supported: {known}"
-        raise _unsupported("tools", problem)
-    elif tools is not None and options.logprobs:
+    tools = None
+    if options.tools and options.tool_choice != "none":
+        tools = _supported_parser(runtime, "tool_call_parser", TOOL_CALL_PARSERS, "tools")
+    if tools is not None and options.logprobs:
         raise _unsupported("logprobs", f"logprobs with tool_call_parser {tools} is not supported")
     forced = bool(options.tools) and is_forced(options.tool_choice)
-    if forced and tools in _OWN_CONSTRAINT:
+    if forced:
+        _check_forced_call(options, runtime, tools)
+    reasoning = _supported_parser(runtime, "reasoning_parser", REASONING_PARSERS, "messages")
+    return Parsers(reasoning, tools, forced, by_text)
+
+
+def _supported_parser(
+    runtime: Mapping[str, Any], key: str, supported: Collection[str], field: str
+) -> str | None:
+    """The parser under a key of the card; ``field``: the request's, that it would be needed for."""
+    name = str(runtime.get(key) or "") or None
+    if name is not None and name not in supported:
+        problem = f"{key} {name} of the model is not supported; supported: {', '.join(supported)}"
+        raise _unsupported(field, problem)
+    return name
+
+
+def _check_forced_call(
+    options: EngineOptions, runtime: Mapping[str, Any], tools: str | None
+) -> None:
+    if tools in _OWN_CONSTRAINT:
         problem = f"a forced tool_choice with tool_call_parser {tools} is not supported"
         raise _unsupported("tool_choice", problem)
-    if forced and runtime.get("structural_tag_mode") == "on":
+    if runtime.get("structural_tag_mode") == "on":
         problem = "a forced tool_choice with structural_tag_mode on is not supported"
         raise _unsupported("tool_choice", problem)
-    if forced and options.logprobs:
+    if options.logprobs:
         raise _unsupported("logprobs", "logprobs with a forced tool_choice is not supported")
-    reasoning = str(runtime.get("reasoning_parser") or "") or None
-    if reasoning is not None and reasoning not in REASONING_PARSERS:
-        known = ", ".join(REASONING_PARSERS)
-        problem = f"reasoning_parser {reasoning} of the model is not supported; supported: {known}"
-        raise _unsupported("messages", problem)
-    return Parsers(reasoning, tools, forced, by_text)
 
 
 def _unsupported(field: str, problem: str) -> RequestError:
     return RequestError(501, "unsupported", field, problem)
+
+
+def _finish_of(output: EngineOutput) -> str | None:
+    """OpenAI's finish reason. Raises AnswerError for an output that is an error."""
+    if output.finish_reason is None:
+        return None
+    if output.error is not None:
+        raise AnswerError("reported an error")
+    return _FINISH[str(output.finish_reason)]
 
 
 def _parses_reasoning(options: EngineOptions, parser: str) -> bool:
@@ -836,8 +858,9 @@ def _whole_chat(index: int, choice: _Choice) -> dict[str, Any]:
     if choice.reasoning:
         message["reasoning_content"] = "".join(choice.reasoning)
     if choice.calls:
-        named = ("id", "type", "function")
-        message["tool_calls"] = [{name: call[name] for name in named} for call in choice.calls]
+        message["tool_calls"] = [
+            {name: call[name] for name in ("id", "type", "function")} for call in choice.calls
+        ]
     return {
         "index": index,
         "message": message,
@@ -855,7 +878,7 @@ def _whole_completion(index: int, choice: _Choice) -> dict[str, Any]:
     return whole
 
 
-def _joined(before: dict[str, Any] | None, more: dict[str, Any]) -> dict[str, Any]:
+def _join_logprobs(before: dict[str, Any] | None, more: dict[str, Any]) -> dict[str, Any]:
     if before is None:
         return dict(more)
     return {
@@ -878,7 +901,7 @@ def _keep_call(calls: list[dict[str, Any]], call: dict[str, Any]) -> None:
     """Keep a call, or a piece of one that is kept already."""
     if "id" in call:
         calls.append(call)
-        calls.sort(key=lambda each: int(each["index"]))
+        calls.sort(key=lambda call: int(call["index"]))
         return
     for kept in calls:
         if kept["index"] == call["index"]:
