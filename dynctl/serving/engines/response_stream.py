@@ -288,7 +288,7 @@ class EngineStream:
             ):
                 _WHOLE[data[:_WHOLE_BYTES]] = size
 
-        if left > 0:
+        if left > 0 and not self.done:
             self._pipe = whole
             if self._connection is not None:
                 self._connection.relay(take)
