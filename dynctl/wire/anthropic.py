@@ -89,7 +89,7 @@ def parse_messages_request(
     """A request of the Messages API; as `parse_chat_request`."""
     document = read_object(body, max_bytes)
     fields = convert(without_nulls(document), MessagesFields)
-    chat = _Chat()
+    chat = _MessagesChat()
     if fields.system is not None and (text := _system_text(fields.system)):
         chat.add("system", text)
     for message in fields.messages:
@@ -105,7 +105,7 @@ def parse_messages_request(
     )
 
 
-class _Chat(TranslatedChat):
+class _MessagesChat(TranslatedChat):
     def add(self, role: str, content: Any, **more: Any) -> None:
         self.messages.append({"role": role, "content": content, **more})
 
@@ -127,7 +127,7 @@ class _Chat(TranslatedChat):
             self._block(block, message.role, parts, calls)
         more = {"tool_calls": calls} if calls else {}
         if parts or message.role == "assistant":
-            content = None if not parts else parts[0]["text"] if len(parts) == 1 else parts
+            content = parts[0]["text"] if len(parts) == 1 else parts or None
             self.add(message.role, content, **more)
 
     def _block(
@@ -141,22 +141,17 @@ class _Chat(TranslatedChat):
             if block.text:
                 parts.append({"type": "text", "text": block.text})
         elif block.type == "tool_use":
-            if block.id is None:
-                self.doubt("a tool_use block without id")
-            calls.append(
-                {
-                    "id": block.id or "",
-                    "type": "function",
-                    "function": {
-                        "name": block.name or "",
-                        "arguments": json.dumps(block.input or {}),
-                    },
-                }
-            )
+            calls.append(self._call(block))
         elif block.type == "tool_result" and role == "user":
             self.add("tool", self._result(block), tool_call_id=block.tool_use_id or "")
         elif block.type not in ("redacted_thinking", "tool_reference"):
             self.doubt(f"a block of type {block.type[:40]}")
+
+    def _call(self, block: AnthropicBlock) -> dict[str, Any]:
+        if block.id is None:
+            self.doubt("a tool_use block without id")
+        function = {"name": block.name or "", "arguments": json.dumps(block.input or {})}
+        return {"id": block.id or "", "type": "function", "function": function}
 
     def _result(self, block: AnthropicBlock) -> str:
         if not isinstance(block.content, list):

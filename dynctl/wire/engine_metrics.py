@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final
 
 from dynctl.wire.prometheus_text import Sample, read_samples
 
@@ -51,7 +53,6 @@ class EngineGauges:
 
 def read_engine_metrics(body: bytes, names: MetricNames) -> Mapping[int, EngineGauges]:
     """The gauges of each rank; a line without a rank belongs to rank 0. Bad lines are skipped."""
-    gauges: dict[int, EngineGauges] = {}
     rows: dict[str, list[tuple[int, Sample]]] = {}
     wanted = frozenset((*names.waiting, *names.usage, *names.cache_config))
     for sample in read_samples(body, wanted, max_bytes=MAX_BYTES, strict=False):
@@ -59,39 +60,45 @@ def read_engine_metrics(body: bytes, names: MetricNames) -> Mapping[int, EngineG
         if rank is not None:
             rows.setdefault(sample.name, []).append((rank, sample))
 
-    def rows_of(candidates: tuple[str, ...]) -> list[tuple[int, Sample]]:
-        return next((rows[name] for name in candidates if name in rows), [])
+    gauges: dict[int, dict[str, Any]] = defaultdict(dict)
+    readers = ((names.waiting, _waiting), (names.usage, _usage), (names.cache_config, _sizes))
+    for candidates, read in readers:
+        for rank, sample in next((rows[name] for name in candidates if name in rows), []):
+            if values := read(sample):
+                gauges[rank] |= values
+    labelled = {
+        rank
+        for rank, sample in chain.from_iterable(rows.values())
+        if not sample.labels.keys().isdisjoint(_RANK_LABELS)
+    }
+    return {
+        rank: EngineGauges(**values, labelled=rank in labelled) for rank, values in gauges.items()
+    }
 
-    def set_gauge(rank: int, **gauge: float) -> None:
-        gauges[rank] = replace(gauges.get(rank, EngineGauges()), **gauge)  # type: ignore[arg-type]
 
-    for rank, sample in rows_of(names.waiting):
-        value = float(sample.value)
-        if 0 <= value <= _COUNT_MAX and value.is_integer():
-            set_gauge(rank, waiting=int(value))
-    for rank, sample in rows_of(names.usage):
-        value = float(sample.value)
-        if 0 <= value <= 1:
-            set_gauge(rank, kv_usage=value)
-    for rank, sample in rows_of(names.cache_config):
-        total = _digits(sample.labels.get("num_gpu_blocks", ""), 15)
-        if total:
-            set_gauge(rank, total_blocks=total)
-        size = _digits(sample.labels.get("block_size", ""), 5)
-        if size:
-            set_gauge(rank, block_size=size)
-    for name in rows:
-        for rank, sample in rows[name]:
-            if rank in gauges and any(label in sample.labels for label in _RANK_LABELS):
-                set_gauge(rank, labelled=True)
-    return gauges
+def _waiting(sample: Sample) -> dict[str, Any]:
+    value = float(sample.value)
+    return {"waiting": int(value)} if 0 <= value <= _COUNT_MAX and value.is_integer() else {}
+
+
+def _usage(sample: Sample) -> dict[str, Any]:
+    value = float(sample.value)
+    return {"kv_usage": value} if 0 <= value <= 1 else {}
+
+
+def _sizes(sample: Sample) -> dict[str, Any]:
+    sizes = {
+        "total_blocks": _digits(sample.labels.get("num_gpu_blocks", ""), 15),
+        "block_size": _digits(sample.labels.get("block_size", ""), 5),
+    }
+    return {name: size for name, size in sizes.items() if size}
 
 
 def _rank(labels: Mapping[str, str]) -> int | None:
     """The rank of a sample; None where it is more than any engine has."""
     text = next((labels[name] for name in _RANK_LABELS if name in labels), "0")
-    rank = _digits(text, 9)
-    return 0 if rank is None else rank if rank < _MOST_RANKS else None
+    rank = _digits(text, 9) or 0
+    return rank if rank < _MOST_RANKS else None
 
 
 def _digits(text: str, most: int) -> int | None:

@@ -89,16 +89,16 @@ class EventSequence:
         known = self._digests.get(number)
         if known is not None:
             return Verdict.DUPLICATE if known == digest else Verdict.RESTART
+        return self._judge_late(number, timestamp, reconnected)
+
+    def _judge_late(self, number: int, timestamp: float | None, reconnected: bool) -> Verdict:
+        """The position of a number that is before the next one, and whose message is unknown."""
         if reconnected or (timestamp is not None and timestamp > self._last_timestamp):
             return Verdict.RESTART
         self._late_run = self._late_run + 1 if number == self._last_late + 1 else 1
         self._last_late = number
         restarted = self._restart_run is not None and self._late_run >= self._restart_run
         return Verdict.RESTART if restarted else Verdict.LATE
-
-    def is_last(self, number: int, digest: int) -> bool:
-        """Whether these bytes are the last applied message."""
-        return number == self.last and self._digests.get(number) == digest
 
     def advance(
         self, number: int, digest: int | None = None, timestamp: float | None = None

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from dynctl.wire.vllm_events import (
     AllBlocksCleared,
@@ -196,35 +196,30 @@ def to_index_events(
             drops.append(refused)
         elif isinstance(event, BlockRemoved):
             if event.block_hashes:
-                group = event.group_idx or 0
                 tier = _tier(event)
-                events.append(BlocksRemoved(event.block_hashes, tier, group))
+                events.append(BlocksRemoved(event.block_hashes, tier, event.group_idx or 0))
                 if salted and tier == DEVICE:
-                    for name in event.block_hashes:
-                        salted.pop(name, None)
+                    _remember(salted, event.block_hashes, None)
         elif event.kv_cache_spec_kind in _WINDOWS and event.group_idx != alone:
             window = _window(event, block_size, drops)
             if window is not None:
                 events.append(window)
         else:
-            paired = isinstance(event, PairsStored)
-            eagle = is_eagle or paired
+            eagle = is_eagle or isinstance(event, PairsStored)
             stored = _usable_blocks(
                 event, block_size, adapter_names, cache_namespace, eagle, salted, drops
             )
             if stored is not None:
-                pairs = paired
+                pairs = isinstance(event, PairsStored)
                 events.append(stored)
     return Converted(tuple(events), tuple(drops), pairs)
 
 
 def _refusal(event: BlockStored | BlockRemoved) -> Drop | None:
     blocks = len(event.block_hashes)
-    if isinstance(event, BlockStored) and event.block_size:
-        kind = event.kv_cache_spec_kind
-        unknown = kind not in _MODELLED or (kind is None and event.group_idx)
-        if unknown or (event.group_idx or 0) >= MAX_GROUPS:
-            return Drop(DropCode.GROUP_IGNORED, blocks, (kind or "unknown")[:64], _EXPECTED)
+    if isinstance(event, BlockStored) and event.block_size and not _is_modelled(event):
+        kind = event.kv_cache_spec_kind or "unknown"
+        return Drop(DropCode.GROUP_IGNORED, blocks, kind[:64], _EXPECTED)
     if event.medium is not None and event.medium.upper() not in TIERS:
         return Drop(DropCode.UNKNOWN_MEDIUM, blocks, event.medium[:64], ", ".join(TIERS))
     if event.locality is not None and event.locality.upper() not in _LOCALITIES:
@@ -233,6 +228,12 @@ def _refusal(event: BlockStored | BlockRemoved) -> Drop | None:
     if isinstance(event, BlockStored) and not event.block_size and _tier(event) != DEVICE:
         return Drop(DropCode.TIER_NOT_DESCRIBED, blocks, event.medium or "remote", "tokens")
     return None
+
+
+def _is_modelled(event: BlockStored) -> bool:
+    """Whether the index knows the event's cache group."""
+    group, kind = event.group_idx or 0, event.kv_cache_spec_kind
+    return group < MAX_GROUPS and kind in _MODELLED and not (kind is None and group)
 
 
 def _tier(event: BlockStored | BlockRemoved) -> str:
@@ -262,17 +263,16 @@ def _usable_blocks(
             drops.append(Drop(DropCode.UNKNOWN_ADAPTER, blocks, event.lora_id, "a name"))
             return None
     usable = blocks
-    salt, keyed = _extra_keys(event, adapter)
+    salt, keyed = _extra_keys(event, adapter) if event.extra_keys else (None, None)
     if keyed is not None and keyed < usable:
         # The blocks after it are its descendants, so they could not be matched either.
         drops.append(Drop(DropCode.EXTRA_KEYS_NOT_MODELLED, usable - keyed, keyed, "none"))
         usable = keyed
     tokens = event.token_ids
-    listed = max(0, len(tokens) - is_eagle) // block_size
-    if event.kv_cache_spec_kind is not None and listed > blocks:
-        drops.append(Drop(DropCode.BLOCKS_NOT_LISTED, blocks, listed, blocks))
-        return None
     complete = max(0, len(tokens) - is_eagle) // block_size
+    if event.kv_cache_spec_kind is not None and complete > blocks:
+        drops.append(Drop(DropCode.BLOCKS_NOT_LISTED, blocks, complete, blocks))
+        return None
     if complete < usable:
         needed = usable * block_size + is_eagle
         drops.append(Drop(DropCode.TOKEN_IDS_TOO_SHORT, usable - complete, len(tokens), needed))
@@ -284,8 +284,10 @@ def _usable_blocks(
             salt = salted.get(event.parent_block_hash)
         _remember(salted, event.block_hashes, salt)
         cache_namespace, salt = salt or cache_namespace, None
+    if complete != usable:
+        tokens = tokens[: usable * block_size + is_eagle]
     local = local_block_hashes(
-        tokens if complete == usable else tokens[: usable * block_size + is_eagle],
+        tokens,
         block_size,
         lora_name=adapter,
         cache_namespace=cache_namespace,
@@ -293,9 +295,10 @@ def _usable_blocks(
         is_eagle=is_eagle,
     )
     hashes = event.block_hashes if usable == blocks else event.block_hashes[:usable]
-    group = event.group_idx or 0
     tier = _tier(event)
-    return BlocksStored(event.parent_block_hash, hashes, local, tier, group, tier == DEVICE)
+    return BlocksStored(
+        event.parent_block_hash, hashes, local, tier, event.group_idx or 0, tier == DEVICE
+    )
 
 
 def _remember(salted: dict[int, str], names: Sequence[int], salt: str | None) -> None:
@@ -347,14 +350,20 @@ def _extra_keys(event: BlockStored, adapter: str | None) -> tuple[str | None, in
     """
     salt = None
     for i, keys in enumerate(event.extra_keys or ()):
-        left = [key for key in (keys if isinstance(keys, list) else [keys]) if key is not None]
-        for known in (adapter, event.lora_id):
-            if adapter is not None and known in left:
-                left.remove(known)
-                break
+        left = _keys_beside_adapter(keys, event, adapter)
         starts = i == 0 and event.parent_block_hash is None
         if starts and len(left) == 1 and isinstance(left[0], str):
             salt = left[0]
         elif left:
             return salt, i
     return salt, None
+
+
+def _keys_beside_adapter(keys: Any, event: BlockStored, adapter: str | None) -> list[Any]:
+    listed = keys if isinstance(keys, list) else [keys]
+    left = [key for key in listed if key is not None]
+    if adapter is not None:
+        known = next((key for key in (adapter, event.lora_id) if key in left), None)
+        if known is not None:
+            left.remove(known)
+    return left

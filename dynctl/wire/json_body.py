@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -117,34 +118,51 @@ def _request_error(text: str, value: Any, kind: Any, path: str) -> RequestError:
     """The error for msgspec's ``text``; msgspec reports the place and not the value."""
     at = _AT.search(text)
     problem = text[: at.start()] if at else text
-    info = _plain(inspect.type_info(kind))
-    private = _is_private(path)
+    place = _Place(value, _plain(inspect.type_info(kind)), path, _is_private(path))
     for step in _STEP.finditer(at["path"] if at else ""):
-        if step["field"]:
-            value, info = value[step["field"]], _field_type(info, step["field"])
-            path = f"{path}.{step['field']}" if path else step["field"]
-            private = private or step["field"] in _PRIVATE
-        elif step["index"]:
-            value, info = value[int(step["index"])], _item_type(info)
-            path = f"{path}[{step['index']}]"
-        else:
-            info = _item_type(info)
-            key, value = next((k, v) for k, v in value.items() if not _fits(v, info))
-            path = f"{path}[{key[:_SHOWN_KEY]!r}]"
+        place.enter(step)
     if at and at["key"]:
-        return RequestError(400, "out_of_range", path, "a key has too many characters")
+        return RequestError(400, "out_of_range", place.path, "a key has too many characters")
     field = _FIELD.search(problem)
     if problem.startswith("Object missing required field") and field:
-        name = f"{path}.{field['name']}" if path else field["name"]
-        return RequestError(400, "missing_field", name, "is required")
+        return RequestError(400, "missing_field", place.path_of(field["name"]), "is required")
     if problem.startswith("Object contains unknown field") and field:
-        known = ", ".join(field.encode_name for field in _struct(info).fields)
-        name = field["name"]
-        name = single_line(name, _SHOWN_KEY)
-        name = f"{path}.{name}" if path else name
+        known = ", ".join(field.encode_name for field in _struct(place.info).fields)
+        name = place.path_of(single_line(field["name"], _SHOWN_KEY))
         return RequestError(400, "unknown_field", name, f"unknown field, expected one of {known}")
     code = "wrong_type" if ", got " in problem else "out_of_range"
-    return RequestError(400, code, path or None, _problem(code, value, info, private))
+    problem = _problem(code, place.value, place.info, place.private)
+    return RequestError(400, code, place.path or None, problem)
+
+
+@dataclass(slots=True)
+class _Place:
+    """A value inside a body, the type that it should have, and whether errors must not show it."""
+
+    value: Any
+    info: inspect.Type
+    path: str
+    private: bool
+
+    def path_of(self, field: str) -> str:
+        return f"{self.path}.{field}" if self.path else field
+
+    def enter(self, step: re.Match[str]) -> None:
+        """Go on to a field, to an item, or to the first value of an object that does not fit."""
+        name, index = step["field"], step["index"]
+        if name:
+            self.value, self.info = self.value[name], _field_type(self.info, name)
+            self.path = self.path_of(name)
+            self.private = self.private or name in _PRIVATE
+            return
+        self.info = _item_type(self.info)
+        if index:
+            self.value = self.value[int(index)]
+            self.path += f"[{index}]"
+        else:
+            misfits = (item for item in self.value.items() if not _fits(item[1], self.info))
+            key, self.value = next(misfits)
+            self.path += f"[{key[:_SHOWN_KEY]!r}]"
 
 
 def _problem(code: str, value: Any, info: inspect.Type, private: bool) -> str:
@@ -183,7 +201,7 @@ def _float_range(info: inspect.Type) -> str:
     unbounded = max(abs(bounds.ge or 0), abs(bounds.le or 0)) >= _HUGE
     if unbounded or not (low or high):
         return "a finite number"
-    if bounds.ge is not None and bounds.le is not None:
+    if None not in (bounds.ge, bounds.le):
         return f"a number from {bounds.ge:g} to {bounds.le:g}"
     return "a number " + " and ".join(filter(None, (low, high)))
 

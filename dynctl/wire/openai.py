@@ -458,9 +458,8 @@ def _embedding_prompts(
         if fields.messages is None:
             raise RequestError(400, "missing_field", "input", "is required")
         _text_only(fields.messages)
-        texts = "".join(
-            message.content for message in fields.messages if isinstance(message.content, str)
-        )
+        contents = (message.content for message in fields.messages)
+        texts = "".join(content for content in contents if isinstance(content, str))
         return (texts,), "cache overlap not modelled: the engine renders the messages"
     if isinstance(value, list) and value and isinstance(value[0], dict):
         # SGLang: objects with a text, an image or both.
@@ -491,9 +490,9 @@ def reported_usage(end: bytes) -> tuple[int | None, int | None, int | None]:
     if begin < 0:
         return None, None, None
     forms = (_PROMPT_TOKENS, _CACHED_TOKENS, _OUTPUT_TOKENS, _READ_TOKENS, _CREATED_TOKENS)
+    matches = (form.search(end, begin) for form in forms)
     prompt, cached, output, read, created = (
-        None if match is None else int(match[1])
-        for match in (form.search(end, begin) for form in forms)
+        None if match is None else int(match[1]) for match in matches
     )
     if read is not None and prompt is not None and cached is None:
         return prompt + read + (created or 0), read, output

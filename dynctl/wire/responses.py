@@ -90,7 +90,7 @@ def parse_responses_request(
             problem = f"is not supported, since responses are not kept: {instead}"
             raise RequestError(400, "not_supported", name, problem)
     fields = convert(without_nulls(document), ResponsesFields)
-    chat = _Chat()
+    chat = _ResponsesChat()
     if fields.instructions:
         chat.messages.append({"role": "system", "content": fields.instructions})
     if isinstance(fields.input, str):
@@ -116,7 +116,7 @@ def parse_responses_request(
     )
 
 
-class _Chat(TranslatedChat):
+class _ResponsesChat(TranslatedChat):
     def take(self, item: ResponsesItem) -> None:
         """Add an item. Calls and the text of the assistant that follow each other are one
         message."""
@@ -126,22 +126,25 @@ class _Chat(TranslatedChat):
         elif kind == "message":
             self.messages.append({"role": item.role or "user", "content": self._content(item)})
         elif kind == "function_call" and item.name and not item.namespace:
-            call = {
-                "id": item.call_id or "",
-                "type": "function",
-                "function": {"name": item.name, "arguments": item.arguments or "{}"},
-            }
-            last = self._open_turn()
-            if last is None:
-                self.messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
-            else:
-                last.setdefault("tool_calls", []).append(call)
+            self._call(item)
         elif kind == "function_call_output" and isinstance(item.output, str):
             self.messages.append(
                 {"role": "tool", "content": item.output, "tool_call_id": item.call_id or ""}
             )
         else:
             self.doubt(f"an item of type {kind[:40]}")
+
+    def _call(self, item: ResponsesItem) -> None:
+        call = {
+            "id": item.call_id or "",
+            "type": "function",
+            "function": {"name": item.name, "arguments": item.arguments or "{}"},
+        }
+        last = self._open_turn()
+        if last is None:
+            self.messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        else:
+            last.setdefault("tool_calls", []).append(call)
 
     def tool(self, tool: ResponsesTool) -> dict[str, Any]:
         if tool.type != "function" or tool.name is None:

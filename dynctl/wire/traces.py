@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -121,14 +121,7 @@ def read_trace(
     with ``skipped`` it is left out and counted there. A trace without any good line raises too.
     """
     name = str(path)
-    kind = trace_format(path)
-    if kind is None:
-        raise WireError(
-            name,
-            "not a trace; expected JSON lines with timestamp, input_length, output_length and "
-            f"hash_ids, a CSV file that starts with {_AZURE_HEADER}, or a recording",
-        )
-    parse = _mooncake if kind == "mooncake" else _Azure()
+    parse = _parser(path)
     count = 0
     latest, latest_line = -math.inf, 0
     with _open_trace(path) as lines:
@@ -159,6 +152,18 @@ def read_trace(
                 f"no line is good: {skipped.count:,} skipped, the first: {skipped.problems[0]}"
             )
         raise WireError(name, problem)
+
+
+def _parser(path: Path) -> Callable[[bytes, int, int], TraceRequest | None]:
+    """What reads a line, its number and the block size; raises WireError for another format."""
+    kind = trace_format(path)
+    if kind is None:
+        raise WireError(
+            str(path),
+            "not a trace; expected JSON lines with timestamp, input_length, output_length and "
+            f"hash_ids, a CSV file that starts with {_AZURE_HEADER}, or a recording",
+        )
+    return _mooncake if kind == "mooncake" else _Azure()
 
 
 def _open_trace(path: Path) -> BinaryIO:

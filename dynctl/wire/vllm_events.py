@@ -294,6 +294,23 @@ def _decode_any_shape(payload: bytes) -> EventBatch:
     except (UnicodeError, TypeError, ValueError, OverflowError):
         # Valid lengths around invalid content: text that is not UTF-8, a map as a key.
         raise WireError("payload", "not msgpack that a KV event may contain") from None
+    ts, raw_events, rank = _batch_parts(raw)
+    events: list[Event] = []
+    unknown_types: list[str] = []
+    unknown_fields = max(0, len(raw) - 3)
+    for i, raw_event in enumerate(raw_events):
+        where = f"events[{i}]"
+        name, values, surplus = _name_fields(raw_event, where)
+        unknown_fields += surplus
+        if values is None:
+            unknown_types.append(name[:_MAX_TYPE_NAME])
+        else:
+            events.append(_build(name, values, where))
+    return EventBatch(ts, tuple(events), rank, tuple(unknown_types), unknown_fields)
+
+
+def _batch_parts(raw: Any) -> tuple[float, list[Any], int | None]:
+    """(time, undecoded events, rank) of a batch; raises WireError."""
     if not isinstance(raw, list) or len(raw) < 2:
         raise WireError(
             "batch", f"expected an array [ts, events, data_parallel_rank], got {_describe(raw)}"
@@ -306,19 +323,7 @@ def _decode_any_shape(payload: bytes) -> EventBatch:
     rank = raw[2] if len(raw) > 2 else None
     if rank is not None and (type(rank) is not int or not 0 <= rank <= 0xFFFF_FFFF):
         raise WireError("data_parallel_rank", f"expected a rank from 0, got {_describe(rank)}")
-
-    events: list[Event] = []
-    unknown_types: list[str] = []
-    unknown_fields = max(0, len(raw) - 3)
-    for i, raw_event in enumerate(raw_events):
-        where = f"events[{i}]"
-        name, values, surplus = _name_fields(raw_event, where)
-        unknown_fields += surplus
-        if values is None:
-            unknown_types.append(name[:_MAX_TYPE_NAME])
-        else:
-            events.append(_build(name, values, where))
-    return EventBatch(float(ts), tuple(events), rank, tuple(unknown_types), unknown_fields)
+    return float(ts), raw_events, rank
 
 
 def _name_fields(raw: Any, where: str) -> tuple[str, dict[str, Any] | None, int]:
@@ -335,17 +340,17 @@ def _name_fields(raw: Any, where: str) -> tuple[str, dict[str, Any] | None, int]
     if event_type is None:
         return name, None, 0
     known = event_type.__struct_fields__
-    if isinstance(raw, dict):
-        values = {field: raw[field] for field in known if field in raw}
-        surplus = len(raw) - 1 - len(values)
-        if event_type is BlockStored and "cache_salt" in raw:
-            surplus -= 1
-            # In every event of a salted prompt; not a field, since its first block says it all.
-            if raw["cache_salt"] and raw.get("parent_block_hash") is None:
-                values.setdefault("extra_keys", [[raw["cache_salt"]]])
-        return name, values, surplus
-    # Not strict: old publishers send fewer fields, newer ones more.
-    return name, dict(zip(known, raw[1:], strict=False)), max(0, len(raw) - 1 - len(known))
+    if isinstance(raw, list):
+        # Not strict: old publishers send fewer fields, newer ones more.
+        return name, dict(zip(known, raw[1:], strict=False)), max(0, len(raw) - 1 - len(known))
+    values = {field: raw[field] for field in known if field in raw}
+    surplus = len(raw) - 1 - len(values)
+    if event_type is BlockStored and "cache_salt" in raw:
+        surplus -= 1
+        # In every event of a salted prompt; not a field, since its first block says it all.
+        if raw["cache_salt"] and raw.get("parent_block_hash") is None:
+            values.setdefault("extra_keys", [[raw["cache_salt"]]])
+    return name, values, surplus
 
 
 def _build(name: str, values: dict[str, Any], where: str) -> Event:

@@ -356,7 +356,6 @@ def _to_instance(read: _InstanceJson) -> Instance:
 def _card(value: bytes) -> ModelCard:
     read = msgspec.json.decode(value, type=_ModelJson)
     card = msgspec.convert(read.card_json, _CardJson)
-    size = card.kv_cache_block_size
     files = _files(card)
     runtime = card.runtime_config or {}
     length = runtime.get("context_length") or card.architectural_max_context_length
@@ -364,9 +363,9 @@ def _card(value: bytes) -> ModelCard:
         EndpointId(read.namespace, read.component, read.endpoint),
         read.instance_id,
         card.display_name,
-        size or None,
+        card.kv_cache_block_size or None,
         card.worker_type,
-        tuple(tuple(group) for group in card.needs or ()),
+        tuple(map(tuple, card.needs or ())),
         card.model_type or "",
         card.model_input or "",
         card.source_path,

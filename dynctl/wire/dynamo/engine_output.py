@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from dynctl.base.decode_errors import WireError
 from dynctl.base.json_fields import U32_MAX
-from dynctl.wire.dynamo.request_plane import RawItem, encode_body, printable
+from dynctl.wire.dynamo.request_plane import RawItem, printable
 
 _U32 = Annotated[int, Meta(ge=0, le=U32_MAX)]
 _FINISHES: Final = frozenset(
@@ -132,20 +132,3 @@ def decode_engine_item(item: RawItem) -> EngineItem:
     if not known:
         raise WireError("item.data.finish_reason", "unknown finish reason")
     return read
-
-
-def encode_engine_item(output: EngineOutput, codec: str) -> bytes:
-    """An item with this output; see :func:`.request_plane.encode_body`."""
-    return encode_body(EngineItem(data=output), codec)
-
-
-def encode_engine_error(message: str, codec: str) -> bytes:
-    """An item that ends an answer with an error, in the form of a 1.6.1 worker whose handler
-    failed."""
-    error = {
-        "error_type": {"Backend": "Unknown"},
-        "class": "Internal",
-        "reason": "backend.unknown",
-        "message": message,
-    }
-    return encode_body(EngineItem(event=ERROR_EVENT, error=error), codec)

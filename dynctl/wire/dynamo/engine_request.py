@@ -12,9 +12,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta, Struct
 
-from dynctl.base.decode_errors import WireError
 from dynctl.base.json_fields import U32_MAX
-from dynctl.wire.dynamo.request_plane import Buffer
 
 U32 = Annotated[int, Meta(ge=0, le=U32_MAX)]
 
@@ -162,18 +160,3 @@ class ReceivedRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=Tr
     prompt_embeds: Any = None
     encoder_result: Any = None
     require_reasoning: bool | None = None
-
-
-_MSGPACK: Final = msgspec.msgpack.Decoder(EngineRequest)
-_JSON: Final = msgspec.json.Decoder(EngineRequest)
-
-
-def decode_engine_request(body: Buffer, codec: str) -> EngineRequest:
-    """A request from its bytes; ``codec`` is ``msgpack`` or ``json``.
-
-    Raises WireError, which never quotes token ids or text.
-    """
-    try:
-        return (_MSGPACK if codec == "msgpack" else _JSON).decode(body)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise WireError("request", str(error)) from None

@@ -164,14 +164,15 @@ def read_lengths(bodies: Iterable[bytes]) -> dict[str, Lengths]:
                 sums[labels["model"]][_LENGTHS[name]] += value
     lengths = {}
     for model, row in sums.items():
-        means = [
-            row[f"{kind}_sum"] / row[f"{kind}_count"] if row[f"{kind}_count"] else None
-            for kind in ("input", "output")
-        ]
-        if any(mean is not None for mean in means):
-            requests = int(max(row["input_count"], row["output_count"]))
-            lengths[model] = Lengths(requests, *means)
+        requests = int(max(row["input_count"], row["output_count"]))
+        if row["input_count"] or row["output_count"]:
+            lengths[model] = Lengths(requests, _mean(row, "input"), _mean(row, "output"))
     return lengths
+
+
+def _mean(row: Mapping[str, float], kind: str) -> float | None:
+    count = row[f"{kind}_count"]
+    return row[f"{kind}_sum"] / count if count else None
 
 
 @dataclass(slots=True)
@@ -228,9 +229,10 @@ def buckets(below: Mapping[float, float]) -> tuple[tuple[float, ...], tuple[floa
 # -- the rows that are read -----------------------------------------------------------------------
 
 _LENGTHS: Final = {
-    f"dynamo_frontend_{kind}_sequence_tokens_{part}": f"{kind}_{part}"
-    for kind in ("input", "output")
-    for part in ("sum", "count")
+    "dynamo_frontend_input_sequence_tokens_sum": "input_sum",
+    "dynamo_frontend_input_sequence_tokens_count": "input_count",
+    "dynamo_frontend_output_sequence_tokens_sum": "output_sum",
+    "dynamo_frontend_output_sequence_tokens_count": "output_count",
 }
 _REQUESTS: Final = "dynamo_frontend_requests_total"
 _TOKEN_SUMS: Final = {
@@ -321,12 +323,8 @@ class _Reading:
         elif name == _READY:
             self.ready[_label(labels, "model")] = value == 1
         elif name in _QUEUES:
-            queue = (
-                _label(labels, "model"),
-                labels.get("policy_class", ""),
-                labels.get("worker_type", ""),
-            )
-            self.queues[queue][_QUEUES[name]] = value
+            classes = labels.get("policy_class", ""), labels.get("worker_type", "")
+            self.queues[_label(labels, "model"), *classes][_QUEUES[name]] = value
         elif name == _REJECTIONS:
             self.rejections[_label(labels, "model")] += value
         elif name == _CACHE_POLICY:
@@ -343,19 +341,19 @@ class _Reading:
             self.mismatches[".".join(target)] = value
 
     def _uses_events(self) -> bool | None:
-        return True if self.mismatches else False if self.reports_sources else None
+        if self.mismatches:
+            return True
+        return False if self.reports_sources else None
+
+    def _model(self, model: str) -> ModelFacts:
+        # Dynamo exports 0 for unknown.
+        facts = {name: value or None for name, value in self.facts.get(model, {}).items()}
+        return ModelFacts(ready=self.ready.get(model), **facts)
 
     def result(self) -> FrontendMetrics:
         if self.unnamed:
             self.problems.append(f"and {self.unnamed:,} more rows")
-        models = {
-            model: ModelFacts(
-                ready=self.ready.get(model),
-                # Dynamo exports 0 for unknown.
-                **{name: value or None for name, value in self.facts.get(model, {}).items()},
-            )
-            for model in sorted({*self.facts, *self.ready})
-        }
+        models = {model: self._model(model) for model in sorted({*self.facts, *self.ready})}
         routing = bool(self.registered) or (False if any(self.ready.values()) else None)
         return FrontendMetrics(
             rank_loads={

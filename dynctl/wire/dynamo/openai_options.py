@@ -10,13 +10,13 @@ import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct
 
 from dynctl.base.decode_errors import RequestError
-from dynctl.base.json_fields import describe
+from dynctl.base.json_fields import describe, mapping
 from dynctl.wire.dynamo.engine_request import (
     EngineRequest,
     OutputOptions,
@@ -35,7 +35,6 @@ _FORMATTED_PROMPT: Final = "formatted_prompt"
 _F32: Final = struct.Struct("<f")
 _F32_MAX: Final = 3.4028234663852886e38
 
-_U8 = Annotated[int, Meta(ge=0, le=255)]
 _I32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 _Choices = Annotated[int, Meta(ge=1, le=128)]
@@ -52,7 +51,7 @@ class _StreamOptions(Struct):
     continuous_usage_stats: bool | None = None
 
 
-class _Common(Struct, kw_only=True):
+class _CommonFields(Struct, kw_only=True):
     """The fields of both bodies."""
 
     model: str
@@ -113,7 +112,7 @@ class _Function(Struct):
     parameters: Any
 
 
-class _Chat(_Common, kw_only=True):
+class _ChatBody(_CommonFields, kw_only=True):
     messages: Annotated[list[Any], Meta(min_length=1)]
     max_completion_tokens: _AtLeastOne | None = None
     logprobs: bool | None = None
@@ -139,9 +138,25 @@ class _Chat(_Common, kw_only=True):
     thinking: Any = None
     chat_template_args: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    best_of: ClassVar[None] = None
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return bool(self.logprobs or self.top_logprobs)
+
+    @property
+    def sent_logprobs(self) -> int | None:
+        """The alternatives that a worker sends for each token; None: no log probabilities."""
+        if not self.logprobs:
+            return None
+        return 1 if self.top_logprobs is None else self.top_logprobs
 
 
-class _Completion(_Common, kw_only=True):
+class _CompletionBody(_CommonFields, kw_only=True):
     prompt: str | list[Any] | None = None
     prompt_embeds: str | None = None
     suffix: Annotated[str, Meta(max_length=_MAX_SUFFIX)] | None = None
@@ -149,8 +164,20 @@ class _Completion(_Common, kw_only=True):
     best_of: Annotated[int, Meta(ge=0, le=20)] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
 
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_tokens
 
-_KNOWN: Final = {kind: frozenset(kind.__struct_fields__) for kind in (_Chat, _Completion)}
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.logprobs is not None
+
+    @property
+    def sent_logprobs(self) -> int | None:
+        return self.logprobs
+
+
+_KNOWN: Final = {kind: frozenset(kind.__struct_fields__) for kind in (_ChatBody, _CompletionBody)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,30 +219,19 @@ def read_engine_options(body: Mapping[str, Any]) -> EngineOptions:
     does not support.
     """
     chat = "messages" in body
-    kind: type[_Chat] | type[_Completion] = _Chat if chat else _Completion
+    kind: type[_ChatBody] | type[_CompletionBody] = _ChatBody if chat else _CompletionBody
     unknown = [name for name in body if name not in _KNOWN[kind]]
     if unknown:
         shown = ", ".join(repr(name[:40]) for name in unknown[:8])
         raise RequestError(400, "unknown_field", unknown[0][:40], f"unsupported: {shown}")
     fields = without_nulls(body)
-    read = convert(fields, _Chat) if chat else convert(fields, _Completion)
+    read = convert(fields, kind)
     nvext = parse_nvext(body.get("nvext"))
     _check(read, nvext)
-    if isinstance(read, _Chat):
+    if isinstance(read, _ChatBody):
         _check_chat(read)
-        most = read.max_completion_tokens or read.max_tokens
-        top = read.top_logprobs
-        alternatives = None if not read.logprobs else 1 if top is None else top
-        wanted = bool(read.logprobs or read.top_logprobs)
-        best_of = None
     else:
         _check_completion(read)
-        most, alternatives, wanted, best_of = (
-            read.max_tokens,
-            read.logprobs,
-            read.logprobs is not None,
-            read.best_of,
-        )
     if read.stream and _FORMATTED_PROMPT in nvext.annotations:
         raise RequestError(
             501, "unsupported", "nvext.annotations", f"{_FORMATTED_PROMPT} is not supported"
@@ -223,7 +239,7 @@ def read_engine_options(body: Mapping[str, Any]) -> EngineOptions:
     strings, ids = _stops(read)
     usage = read.stream_options or _StreamOptions()
     stop = StopConditions(
-        max_tokens=most,
+        max_tokens=read.most_tokens,
         stop=strings,
         stop_token_ids=ids,
         min_tokens=read.min_tokens,
@@ -237,12 +253,12 @@ def read_engine_options(body: Mapping[str, Any]) -> EngineOptions:
         include_usage=bool(usage.include_usage) or not read.stream,
         continuous_usage=bool(usage.continuous_usage_stats),
         choices=read.n or 1,
-        logprobs=wanted,
         token_names=bool(read.return_tokens_as_token_ids),
         stop=stop,
-        sampling=_sampling(read, best_of),
+        logprobs=read.wants_logprobs,
+        sampling=_sampling(read),
         output=OutputOptions(
-            logprobs=alternatives,
+            logprobs=read.sent_logprobs,
             prompt_logprobs=read.prompt_logprobs,
             skip_special_tokens=read.skip_special_tokens,
             return_tokens_as_token_ids=read.return_tokens_as_token_ids,
@@ -250,11 +266,11 @@ def read_engine_options(body: Mapping[str, Any]) -> EngineOptions:
         nvext=nvext,
         cache_salt=nvext.cache_salt or read.cache_salt,
         extra_args=_extra_args(read, nvext),
-        **(_of_chat(read) if isinstance(read, _Chat) else {}),
+        **(_chat_options(read) if isinstance(read, _ChatBody) else {}),
     )
 
 
-def _of_chat(read: _Chat) -> dict[str, Any]:
+def _chat_options(read: _ChatBody) -> dict[str, Any]:
     return {
         "tools": tuple(read.tools or ()),
         "tool_choice": read.tool_choice,
@@ -301,7 +317,7 @@ def engine_request(
     )
 
 
-def _check(read: _Chat | _Completion, nvext: NvExt) -> None:
+def _check(read: _ChatBody | _CompletionBody, nvext: NvExt) -> None:
     if not read.model.strip():
         raise RequestError(400, "out_of_range", "model", "must not be empty")
     if read.user is not None and not read.user.strip():
@@ -316,33 +332,38 @@ def _check(read: _Chat | _Completion, nvext: NvExt) -> None:
         problem = "expected more than 0 with n above 1, got 0"
         raise RequestError(400, "conflict", "temperature", problem)
     for token, bias in (read.logit_bias or {}).items():
-        known = token.isascii() and token.isdecimal() and len(token) <= 10 and int(token) < 2**32
-        if not known:
-            problem = "expected token ids from 0 to 4294967295 as keys"
-            raise RequestError(400, "out_of_range", "logit_bias", problem)
-        number = isinstance(bias, int | float) and not isinstance(bias, bool)
-        if not number or not -100 <= bias <= 100:
-            problem = f"expected numbers from -100 to 100, got {describe(bias)}"
-            raise RequestError(400, "out_of_range", "logit_bias", problem)
+        _check_bias(token, bias)
 
 
-def _check_chat(read: _Chat) -> None:
+def _check_bias(token: str, bias: Any) -> None:
+    known = token.isascii() and token.isdecimal() and len(token) <= 10 and int(token) < 2**32
+    if not known:
+        problem = "expected token ids from 0 to 4294967295 as keys"
+        raise RequestError(400, "out_of_range", "logit_bias", problem)
+    number = isinstance(bias, int | float) and not isinstance(bias, bool)
+    if not number or not -100 <= bias <= 100:
+        problem = f"expected numbers from -100 to 100, got {describe(bias)}"
+        raise RequestError(400, "out_of_range", "logit_bias", problem)
+
+
+def _check_chat(read: _ChatBody) -> None:
     if read.functions is not None:
         raise RequestError(501, "unsupported", "functions", "is not supported; use tools")
-    _check_tools(read)
+    _check_tool_choice(read.tool_choice, _check_tools(read))
     form = read.response_format
     if form is not None and form.type == "json_schema":
-        schema = UNSET if form.json_schema is None else form.json_schema.schema
+        schema = None if form.json_schema is None else form.json_schema.schema
         if schema is UNSET or schema is None or schema is False:
             field = "response_format.json_schema.schema"
             raise RequestError(400, "out_of_range", field, "expected a schema that can be met")
-    for name in (read.chat_template_args or {}) | (read.chat_template_kwargs or {}):
-        if name == "chat_template":
+    for arguments in (read.chat_template_args, read.chat_template_kwargs):
+        if "chat_template" in (arguments or {}):
             field = "chat_template_args.chat_template"
             raise RequestError(400, "unknown_field", field, "is not supported")
 
 
-def _check_tools(read: _Chat) -> None:
+def _check_tools(read: _ChatBody) -> list[str]:
+    """The names of the functions."""
     names = []
     for number, tool in enumerate(read.tools or ()):
         function = tool.get("function")
@@ -355,21 +376,24 @@ def _check_tools(read: _Chat) -> None:
             field = f"tools[{number}].function.parameters"
             raise RequestError(400, "wrong_type", field, "expected a JSON schema, as an object")
         names.append(name)
-    choice = read.tool_choice
-    if choice is None or choice in ("none", "auto"):
+    return names
+
+
+def _check_tool_choice(choice: str | dict[str, Any] | None, names: list[str]) -> None:
+    if choice in (None, "none", "auto"):
         return
     if choice == "required":
         if not names:
             raise RequestError(400, "conflict", "tool_choice", "is required, and tools is empty")
         return
-    named = choice.get("function") if isinstance(choice, dict) else None
-    kind = choice.get("type") if isinstance(choice, dict) else None
-    if kind != "function" or not isinstance(named, dict) or named.get("name") not in names:
+    function = mapping(choice).get("function")
+    is_known = isinstance(function, dict) and function.get("name") in names
+    if not is_known or mapping(choice).get("type") != "function":
         problem = "expected none, auto, required, or a function of tools"
         raise RequestError(400, "out_of_range", "tool_choice", problem)
 
 
-def _check_completion(read: _Completion) -> None:
+def _check_completion(read: _CompletionBody) -> None:
     for name in ("add_generation_prompt", "continue_final_message"):
         if getattr(read, name) is not None:
             problem = "is only supported on /v1/chat/completions"
@@ -378,20 +402,25 @@ def _check_completion(read: _Completion) -> None:
         raise RequestError(501, "unsupported", "prompt_embeds", "is not supported")
     if read.prompt is None:
         raise RequestError(400, "missing_field", "prompt", "is required")
-    batch = isinstance(read.prompt, list) and read.prompt and isinstance(read.prompt[0], str | list)
-    prompts = read.prompt if batch else [read.prompt]
-    for number, prompt in enumerate(prompts if isinstance(prompts, list) else []):
-        if isinstance(prompt, str | list) and not prompt:
-            field = f"prompt[{number}]" if batch else "prompt"
-            raise RequestError(400, "out_of_range", field, "must not be empty")
-    if len(prompts) * (read.n or 1) > 128:
+    if _count_prompts(read.prompt) * (read.n or 1) > 128:
         raise RequestError(400, "out_of_range", "n", "expected at most 128 choices in total")
     if read.best_of is not None and read.n is not None and read.best_of < read.n:
         problem = f"expected at least n ({read.n}), got {read.best_of}"
         raise RequestError(400, "conflict", "best_of", problem)
 
 
-def _stops(read: _Chat | _Completion) -> tuple[list[str] | None, list[int] | None]:
+def _count_prompts(prompt: str | list[Any]) -> int:
+    """How many prompts a field has; raises RequestError for an empty one."""
+    batch = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
+    prompts = prompt if batch else [prompt]
+    for number, each in enumerate(prompts):
+        if isinstance(each, str | list) and not each:
+            field = f"prompt[{number}]" if batch else "prompt"
+            raise RequestError(400, "out_of_range", field, "must not be empty")
+    return len(prompts)
+
+
+def _stops(read: _ChatBody | _CompletionBody) -> tuple[list[str] | None, list[int] | None]:
     """Stop strings and stop token ids; ``stop`` may be either."""
     ids = read.stop_token_ids
     if read.stop is None:
@@ -403,10 +432,10 @@ def _stops(read: _Chat | _Completion) -> tuple[list[str] | None, list[int] | Non
     return convert(read.stop, _StopStrings, "stop"), ids
 
 
-def _sampling(read: _Chat | _Completion, best_of: int | None) -> SamplingOptions:
+def _sampling(read: _ChatBody | _CompletionBody) -> SamplingOptions:
     return SamplingOptions(
         n=read.n,
-        best_of=best_of,
+        best_of=read.best_of,
         presence_penalty=_f32(read.presence_penalty),
         frequency_penalty=_f32(read.frequency_penalty),
         repetition_penalty=_f32(read.repetition_penalty),
@@ -420,7 +449,7 @@ def _sampling(read: _Chat | _Completion, best_of: int | None) -> SamplingOptions
     )
 
 
-def _output_constraint(read: _Chat | _Completion) -> dict[str, Any] | None:
+def _output_constraint(read: _ChatBody | _CompletionBody) -> dict[str, Any] | None:
     """The constraint of the output; ``response_format`` counts where no other is given."""
     fields = {
         "json": read.guided_json,
@@ -431,23 +460,27 @@ def _output_constraint(read: _Chat | _Completion) -> dict[str, Any] | None:
         "whitespace_pattern": read.guided_whitespace_pattern,
     }
     constraints = {name: value for name, value in fields.items() if value is not None}
-    if isinstance(read, _Chat) and is_forced(read.tool_choice):
-        explicit = constraints.keys() & {"json", "regex", "choice", "grammar"}
-        for name in sorted(explicit):
-            problem = "expected none beside a forced tool_choice, whose calls are a constraint"
-            raise RequestError(400, "conflict", f"guided_{name}", problem)
-        parallel = read.parallel_tool_calls is not False
-        return {"json": calls_schema(read.tools or (), read.tool_choice, parallel=parallel)}
-    form = read.response_format if isinstance(read, _Chat) else None
-    if form is not None and "json" not in constraints:
-        if form.type == "json_object":
-            constraints["json"] = {"type": "object"}
-        elif form.json_schema is not None:
-            constraints["json"] = form.json_schema.schema
+    if isinstance(read, _ChatBody):
+        if is_forced(read.tool_choice):
+            return _forced_call_constraint(read, constraints)
+        form = read.response_format
+        if form is not None and form.type == "json_object":
+            constraints.setdefault("json", {"type": "object"})
+        elif form is not None and form.json_schema is not None:
+            constraints.setdefault("json", form.json_schema.schema)
     return constraints or None
 
 
-def _extra_args(read: _Chat | _Completion, nvext: NvExt) -> dict[str, Any] | None:
+def _forced_call_constraint(read: _ChatBody, constraints: Mapping[str, Any]) -> dict[str, Any]:
+    explicit = constraints.keys() & {"json", "regex", "choice", "grammar"}
+    for name in sorted(explicit):
+        problem = "expected none beside a forced tool_choice, whose calls are a constraint"
+        raise RequestError(400, "conflict", f"guided_{name}", problem)
+    parallel = read.parallel_tool_calls is not False
+    return {"json": calls_schema(read.tools or (), read.tool_choice, parallel=parallel)}
+
+
+def _extra_args(read: _ChatBody | _CompletionBody, nvext: NvExt) -> dict[str, Any] | None:
     """What Dynamo passes to engines unread."""
     extra: dict[str, Any] = {}
     salt = nvext.cache_salt or read.cache_salt

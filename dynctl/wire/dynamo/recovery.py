@@ -184,16 +184,8 @@ def parse_recovery(item: Any) -> RecoveryAnswer:
         if array is not None:
             return _with_events(array.name, _EncodedEvents(array), array.fields)
     kind, content = _variant(raw.decode())
-    if kind == "TreeDump" and isinstance(content, list):
-        return TreeDump(_PlainEvents(content), None, "all")
-    if kind == "Events" and isinstance(content, list):
-        event_ids = [event.event_id for part in _PlainEvents(content).slices() for event in part]
-        return Events(_PlainEvents(content), max(event_ids, default=None))
     if kind in ("TreeDump", "Events"):
-        events = content.get("events") if isinstance(content, dict) else None
-        if not isinstance(events, list):
-            raise WireError(kind, "expected a field `events` with a list")
-        return _with_events(kind, _PlainEvents(events), content)
+        return _plain_events_answer(kind, content)
     if kind == "TooNew":
         read = _convert(kind, content, _TooNewMessage)
         return TooNew(read.requested_start or 0, read.newest_available or 0)
@@ -201,6 +193,19 @@ def parse_recovery(item: Any) -> RecoveryAnswer:
         invalid = _convert(kind, content, _InvalidRangeMessage)
         return InvalidRange(invalid.start_id, invalid.end_id)
     return _failure(kind, content)
+
+
+def _plain_events_answer(kind: str, content: Any) -> RecoveryAnswer:
+    """Events in a field, with their last id, or of earlier versions: the list alone."""
+    if isinstance(content, list):
+        events = _PlainEvents(content)
+        if kind == "TreeDump":
+            return TreeDump(events, None, "all")
+        event_ids = (event.event_id for part in events.slices() for event in part)
+        return Events(events, max(event_ids, default=None))
+    if not isinstance(content, dict) or not isinstance(content.get("events"), list):
+        raise WireError(kind, "expected a field `events` with a list")
+    return _with_events(kind, _PlainEvents(content["events"]), content)
 
 
 def _with_events(kind: str, events: EventSlices, fields: dict[str, Any]) -> RecoveryAnswer:

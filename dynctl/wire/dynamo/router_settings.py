@@ -113,6 +113,12 @@ _UNSUPPORTED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
 }
 #: Of these, what dynctl has for its own router; in a frontend of Dynamo it is not visible.
 _VISIBLE_TO_IT: Final = frozenset({"session_affinity_ttl_secs"})
+#: Setting -> (the value with which it has no effect, what of another value is not visible).
+_INVISIBLE: Final[Mapping[str, tuple[Any, str]]] = {
+    "use_kv_events": (True, "not built yet; what a frontend estimates is not visible"),
+    "router_predicted_ttl_secs": (None, "what a frontend predicts is not visible"),
+    "use_remote_indexer": (False, "the index of the frontend's indexer is not visible"),
+}
 #: Keys that never change a decision by themselves: internals of a router, and settings of a feature
 #: that another key turns on.
 _HARMLESS: Final = frozenset(
@@ -179,12 +185,9 @@ class _Reading:
             self.name(where, value, _reason(error))
             return
         self.values[name] = checked
-        if name == "use_kv_events" and not checked:
-            self.name(where, value, "not built yet; what a frontend estimates is not visible")
-        elif name == "router_predicted_ttl_secs" and checked is not None:
-            self.name(where, value, "what a frontend predicts is not visible")
-        elif name == "use_remote_indexer" and checked:
-            self.name(where, value, "the index of the frontend's indexer is not visible")
+        usual, effect = _INVISIBLE.get(name, (checked, ""))
+        if checked != usual:
+            self.name(where, value, effect)
         elif checked != setting.default and not setting.is_built(checked):
             self.name(where, value, f"needs {setting.needs}, not built yet; {setting.without}")
 

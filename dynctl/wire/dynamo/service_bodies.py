@@ -29,6 +29,7 @@ _BYTE: Final = re.compile(r"\(byte (\d+)\)")
 _SHAPE: Final = "Failed to deserialize the JSON body into the target type: "
 _SYNTAX: Final = "Failed to parse the request body as JSON: "
 _DECODER: Final = json.JSONDecoder(strict=True)
+_JSON_TYPE: Final = re.compile(r"application/(?:json|.*\+json)", re.IGNORECASE | re.ASCII)
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
@@ -234,15 +235,29 @@ def object_of(shape: Shape) -> Kind:
 
 def read_body(data: bytes, content_type: str, shape: Shape) -> dict[str, Any]:
     """The fields of a body, with defaults for missing ones; raises BodyRefused."""
-    kind = content_type.partition(";")[0].strip().lower()
-    if kind != "application/json" and not (
-        kind.startswith("application/") and kind.endswith("+json")
-    ):
+    if not _JSON_TYPE.fullmatch(content_type.partition(";")[0].strip()):
         raise BodyRefused(415, "Expected request with `Content-Type: application/json`")
     if len(data) > MAX_BODY_BYTES:
         raise BodyRefused(413, "Failed to buffer the request body: length limit exceeded")
     if len(data) >= LARGE:
         return _read_large(data, shape)
+    text, value = _parse(data)
+    try:
+        return _fields(value, shape, ())
+    except _Misfit as misfit:
+        path, ends = misfit.path, len(text.rstrip(" \t\r\n"))
+        if path and path[0] in shape.flat:
+            # Dynamo reads such a body whole before it looks at these fields.
+            path = ()
+        else:
+            ends = _end_of(text, misfit.path, at_start=misfit.at_start)
+        where = _position(data, len(text[:ends].encode()))
+        prefix = f"{_path_text(path)}: " if path else ""
+        raise BodyRefused(422, f"{_SHAPE}{prefix}{misfit.problem}{where}") from None
+
+
+def _parse(data: bytes) -> tuple[str, Any]:
+    """The text of a body and its value; raises BodyRefused (400)."""
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
@@ -264,18 +279,7 @@ def read_body(data: bytes, content_type: str, shape: Shape) -> dict[str, Any]:
         raise BodyRefused(400, _SYNTAX + _syntax(text, data, error)) from None
     if not text:
         raise BodyRefused(400, f"{_SYNTAX}EOF while parsing a value at line 1 column 0")
-    try:
-        return _fields(value, shape, ())
-    except _Misfit as misfit:
-        path, ends = misfit.path, len(text.rstrip(" \t\r\n"))
-        if path and path[0] in shape.flat:
-            # Dynamo reads such a body whole before it looks at these fields.
-            path = ()
-        else:
-            ends = _end_of(text, misfit.path, at_start=misfit.at_start)
-        where = _position(data, len(text[:ends].encode()))
-        prefix = f"{_path_text(path)}: " if path else ""
-        raise BodyRefused(422, f"{_SHAPE}{prefix}{misfit.problem}{where}") from None
+    return text, value
 
 
 def _read_large(data: bytes, shape: Shape) -> dict[str, Any]:
@@ -324,7 +328,10 @@ def _fields(value: Any, shape: Shape, path: tuple[str | int, ...]) -> dict[str, 
 def _path_text(path: tuple[str | int, ...]) -> str:
     text = ""
     for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text = f"{text}.{part}" if text else part
     return text
 
 

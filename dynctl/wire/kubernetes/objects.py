@@ -301,12 +301,11 @@ def _conditions(body: Mapping[str, Any]) -> dict[str, tuple[str, float | None]]:
 def _container(body: Mapping[str, Any], status: Mapping[str, Any]) -> Container:
     state, last = mapping(status.get("state")), mapping(status.get("lastState"))
     ended = mapping(state.get("terminated")) or mapping(last.get("terminated"))
-    env: dict[str, str | None] = {}
-    for entry in mappings(body.get("env")):
-        if text(entry.get("name")):
-            env[text(entry.get("name"))] = (
-                None if "valueFrom" in entry else text(entry.get("value"))
-            )
+    env = {
+        text(entry.get("name")): None if "valueFrom" in entry else text(entry.get("value"))
+        for entry in mappings(body.get("env"))
+    }
+    env.pop("", None)
     parts = [*sequence(body.get("command")), *sequence(body.get("args"))]
     ports = mappings(body.get("ports"))
     return Container(
@@ -315,26 +314,29 @@ def _container(body: Mapping[str, Any], status: Mapping[str, Any]) -> Container:
         env=env,
         env_from=bool(body.get("envFrom")),
         words=tuple(word for part in parts if isinstance(part, str) for word in part.split()),
-        mounts=tuple(
-            Mount(
-                text(mount.get("name")),
-                text(mount.get("mountPath")).rstrip("/"),
-                mount.get("readOnly") is True,
-                text(mount.get("subPath")) or text(mount.get("subPathExpr")),
-            )
-            for mount in mappings(body.get("volumeMounts"))
-        ),
+        mounts=tuple(map(_mount, mappings(body.get("volumeMounts")))),
         ports={text(port.get("name")): count(port.get("containerPort")) for port in ports},
         ready=status.get("ready") is True,
         running_since=moment(mapping(state.get("running")).get("startedAt")),
         waiting=text(mapping(state.get("waiting")).get("reason")),
         restarts=count(status.get("restartCount")),
-        last_end=Termination(
-            count(ended.get("exitCode")), text(ended.get("reason")), moment(ended.get("finishedAt"))
-        )
-        if ended
-        else None,
+        last_end=_termination(ended) if ended else None,
         devices=_devices(mapping(body.get("resources")).get("limits")) or frozenset(),
+    )
+
+
+def _mount(body: Mapping[str, Any]) -> Mount:
+    return Mount(
+        text(body.get("name")),
+        text(body.get("mountPath")).rstrip("/"),
+        body.get("readOnly") is True,
+        text(body.get("subPath")) or text(body.get("subPathExpr")),
+    )
+
+
+def _termination(body: Mapping[str, Any]) -> Termination:
+    return Termination(
+        count(body.get("exitCode")), text(body.get("reason")), moment(body.get("finishedAt"))
     )
 
 

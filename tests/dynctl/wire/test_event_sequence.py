@@ -65,11 +65,9 @@ def test_the_memory_is_bounded():
 
 def test_the_last_message():
     sequence = after(0, 1)
-    assert sequence.is_last(1, 7)
-    assert not sequence.is_last(1, 8)
-    assert not sequence.is_last(0, 0)
+    assert (sequence.last, sequence.last_digest) == (1, 7)
     sequence.reset()
-    assert not sequence.is_last(1, 7)
+    assert (sequence.last, sequence.last_digest) == (None, None)
     assert judge(sequence, 0) is Verdict.NEXT
 
 

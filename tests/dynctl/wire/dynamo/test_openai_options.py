@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from dynctl.base.decode_errors import RequestError
 from dynctl.wire.dynamo import openai_options
-from dynctl.wire.dynamo.engine_request import EngineRequest, decode_engine_request
+from dynctl.wire.dynamo.engine_request import EngineRequest
 from dynctl.wire.dynamo.openai_options import engine_request, read_engine_options
-from dynctl.wire.dynamo.request_plane import encode_body
+from dynctl.wire.dynamo.request_plane import decode_body, encode_body
 
 
 def function(name: str, parameters: Any) -> dict[str, Any]:
@@ -79,8 +79,8 @@ def test_what_a_frontend_refuses_is_refused_by_name(
 names = st.sampled_from(
     sorted(
         {
-            *openai_options._KNOWN[openai_options._Chat],
-            *openai_options._KNOWN[openai_options._Completion],
+            *openai_options._KNOWN[openai_options._ChatBody],
+            *openai_options._KNOWN[openai_options._CompletionBody],
             "unknown",
         }
     )
@@ -106,7 +106,7 @@ def test_any_body_is_read_or_refused(fields: dict[str, Any], chat: bool) -> None
             raise
         return
     built = engine_request(options, [5], eos_token_ids=[1])
-    decode_engine_request(encode_body(built, "msgpack"), "msgpack")
+    decode_body(encode_body(built, "msgpack"), "msgpack", EngineRequest)
 
 
 def test_weights_beyond_32_bits_are_the_largest() -> None:
