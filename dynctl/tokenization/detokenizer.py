@@ -148,6 +148,11 @@ class OutputDecoder:
             return self.release() + (token or ""), True, token_id
         if not rules.strings or token is None:
             return token or "", False, None
+        return self._find_stop(token)
+
+    def _find_stop(self, token: str) -> tuple[str, bool, str | None]:
+        """What the text of a token releases, whether a stop string ends in it, and which."""
+        rules = self._rules
         start = len(self._recent) - self._held
         recent = self._recent = self._recent + token
         for string in rules.strings:

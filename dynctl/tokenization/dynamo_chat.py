@@ -170,13 +170,13 @@ def _message(message: Message, template: ChatTemplate) -> dict[str, Any]:
         _fold_reasoning(changed, in_parts=template.wraps_strings)
     calls = changed.get("tool_calls")
     if isinstance(calls, list | tuple):
-        changed["tool_calls"] = [
-            _call(call) if isinstance(call, Mapping) else call for call in calls
-        ]
+        changed["tool_calls"] = list(map(_call, calls))
     return _pick_keys(changed, _MESSAGE_KEYS)
 
 
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+def _call(call: Any) -> Any:
+    if not isinstance(call, Mapping):
+        return call
     picked = _pick_keys(call, _CALL_KEYS)
     if isinstance(picked.get("function"), Mapping):
         picked["function"] = _pick_keys(picked["function"], _CALLED_KEYS)
@@ -191,12 +191,12 @@ def _fold_reasoning(message: dict[str, Any], *, in_parts: bool) -> None:
     """
     reasoning = message.get("reasoning_content")
     thoughts = [reasoning] if isinstance(reasoning, str) else reasoning
-    if not thoughts or not isinstance(thoughts, list | tuple) or not any(thoughts):
+    content = message.get("content")
+    if not isinstance(thoughts, list | tuple) or not any(thoughts):
+        return
+    if not isinstance(content, str | None):
         return
     folded = "".join(f"<think>{thought}</think>" for thought in thoughts)
-    content = message.get("content")
-    if content is not None and not isinstance(content, str):
-        return
     if in_parts and content:
         message["content"] = [{"type": "text", "text": text} for text in (folded, content)]
     else:

@@ -204,19 +204,30 @@ def atomic_tokens(tokenizer_json: str) -> dict[str, int]:
     added = json.loads(tokenizer_json).get("added_tokens") or []
     rows = [row for row in added if isinstance(row, dict) and row.get("content")]
     texts = {str(row["content"])[: _CUT_CHARS + 1] for row in rows}
-    begins = {text[:n] for text in texts for n in range(1, len(text))}
-    ends = {text[-n:] for text in texts for n in range(1, len(text))}
+    begins = set().union(*map(_beginnings, texts))
+    ends = set().union(*map(_endings, texts))
     together = "\0".join(texts)
-    return {
-        text: int(row["id"])
-        for row in rows
-        if row.get("special")
-        and not any(row.get(key) for key in ("normalized", "lstrip", "rstrip", "single_word"))
-        and len(row["content"]) <= _CUT_CHARS
-        and together.count(text := str(row["content"])) == 1
-        and not _parts(text) & texts
-        and not any(text[-n:] in begins or text[:n] in ends for n in range(1, len(text)))
-    }
+    atomic = {}
+    for row in filter(_is_plain_special, rows):
+        text = str(row["content"])
+        overlaps = _endings(text) & begins or _beginnings(text) & ends
+        if together.count(text) == 1 and not _parts(text) & texts and not overlaps:
+            atomic[text] = int(row["id"])
+    return atomic
+
+
+def _is_plain_special(row: Mapping[str, Any]) -> bool:
+    """Whether an added token is special, short, and matched as it is written."""
+    changes = any(row.get(key) for key in ("normalized", "lstrip", "rstrip", "single_word"))
+    return bool(row.get("special")) and not changes and len(row["content"]) <= _CUT_CHARS
+
+
+def _beginnings(text: str) -> set[str]:
+    return {text[:n] for n in range(1, len(text))}
+
+
+def _endings(text: str) -> set[str]:
+    return {text[-n:] for n in range(1, len(text))}
 
 
 def _parts(text: str) -> set[str]:

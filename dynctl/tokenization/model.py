@@ -131,12 +131,15 @@ class ModelTokenizer:
                 variables=files.special_tokens,
                 limits=limits,
                 trusted=trust_template,
-                program=None
-                if self._parts is None or name not in self._parts.shapes
-                else IsolatedTemplate(self._parts, name),
+                program=self._isolated_template(name),
             )
             for name, (source, _) in files.templates.items()
         }
+
+    def _isolated_template(self, name: str) -> IsolatedTemplate | None:
+        if self._parts is None or name not in self._parts.shapes:
+            return None
+        return IsolatedTemplate(self._parts, name)
 
     @property
     def has_chat_template(self) -> bool:

@@ -65,17 +65,14 @@ class ReasoningSplitter:
                 reasoning += before
                 self.inside = self._opened = False
                 continue
-            start, end_at = text.find(THINK), text.find(THINK_END)
-            if start >= 0 and (end_at < 0 or start < end_at):
-                answer, text = answer + text[:start], text[start + len(THINK) :]
-                self.inside = self._opened = True
-            elif end_at >= 0:
-                answer, text = answer + text[:end_at], text[end_at + len(THINK_END) :]
-                self._opened = False
-            else:
+            first = _first_mark(text, THINK, THINK_END)
+            if first is None:
                 shown, self._held = _without_begun(text, THINK, THINK_END)
                 answer += shown
                 break
+            at, mark = first
+            answer, text = answer + text[:at], text[at + len(mark) :]
+            self.inside = self._opened = mark == THINK
         return Parts(answer, reasoning)
 
     @property
@@ -134,8 +131,13 @@ class TextReasoningSplitter(ReasoningSplitter):
         """The place of the next mark, and the mark; without one the place of its beginning at the
         end of the text."""
         marks = (THINK_END,) if self.inside else (THINK, THINK_END)
-        places = [(at, mark) for mark in marks if (at := text.find(mark)) >= 0]
-        return min(places, default=(begun_mark(text, *marks), ""))
+        return _first_mark(text, *marks) or (begun_mark(text, *marks), "")
+
+
+def _first_mark(text: str, *marks: str) -> tuple[int, str] | None:
+    """The place of the first mark, and the mark."""
+    places = ((text.find(mark), mark) for mark in marks)
+    return min((place for place in places if place[0] >= 0), default=None)
 
 
 def begun_mark(text: str, *marks: str) -> int:

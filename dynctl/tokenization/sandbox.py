@@ -13,7 +13,7 @@ search in a string of ``string_chars``, sorting ``nodes`` items), and a render m
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from functools import wraps
 from types import BuiltinMethodType
@@ -306,14 +306,9 @@ class ChatEnvironment(TrustedEnvironment):
             return left + right
         budget.spend()
         if operator == "**":
-            if _bits(left) * max(1, abs(right) if isinstance(right, int) else 1) > _BITS:
-                raise WorkLimitError(_TOO_LONG)
+            _check_power(left, right)
         elif operator == "*":
-            if isinstance(left, int) and isinstance(right, int):
-                if _bits(left) + _bits(right) > _BITS:
-                    raise WorkLimitError(_TOO_LONG)
-            else:
-                _check_repeat(budget, left, right)
+            _check_product(budget, left, right)
         elif operator == "%" and isinstance(left, str):
             inner = budget.weigh(right) * (1 + left.count("%"))
             budget.string(len(left) + _percent_width(left) + inner)
@@ -325,32 +320,12 @@ class ChatEnvironment(TrustedEnvironment):
 
     def _check_method(self, owner: object, name: str, args: list[Any]) -> None:
         budget = self.budget.get()
-        if isinstance(owner, str):
-            allowed = STRING_METHODS
-        elif isinstance(owner, dict | list | tuple):
-            allowed = CONTAINER_METHODS
+        if isinstance(owner, str) and name in STRING_METHODS:
+            _check_string_method(budget, owner, name, args)
+        elif isinstance(owner, dict | list | tuple) and name in CONTAINER_METHODS:
+            budget.spend(1 + len(owner) // 16)
         else:
-            allowed = frozenset()
-        if name not in allowed:
             raise SecurityError(f"{type(owner).__name__}.{name}() is not allowed")
-        if not isinstance(owner, str):
-            budget.spend(1 + len(owner) // 16 if isinstance(owner, list | tuple | dict) else 1)
-            return
-        for value in args:
-            budget.width(value)
-        budget.spend(1 + len(owner) // 64)
-        if name in _SPLITS:
-            budget.spend(1 + _parts(name, owner, args) // 4)
-        elif name == "replace" and len(args) > 1:
-            _check_replace(budget, owner, args[0], args[1])
-        elif name == "join" and args:
-            _check_join(budget, args[0], owner)
-        elif name == "expandtabs":
-            size = args[0] if args else 8
-            budget.string(len(owner) + owner.count("\t") * (size if isinstance(size, int) else 8))
-        elif name in ("format", "format_map"):
-            inner = sum(budget.weigh(value) for value in args)
-            budget.string(len(owner) + _brace_width(owner) + inner * (1 + owner.count("{")))
 
     def _meter_filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         # Some filters get a context, an environment or an evaluation context as first argument.
@@ -369,24 +344,14 @@ class ChatEnvironment(TrustedEnvironment):
             weight = 0 if shallow else budget.weigh(value)
             # By name, because the template may name its arguments in any order.
             given = signature.bind(*args, **kwargs).arguments if name in _WIDENING else {}
-            if name == "int":
-                _check_digits(value)
-            elif name == "replace":
-                _check_replace(budget, str(value), str(given["old"]), str(given["new"]))
-            elif name == "join":
+            if name == "join":
                 items = _check_join(budget, value, given.get("d", ""))
                 args = (*args[:skip], items, *args[skip + 1 :])
             elif name == "format" and isinstance(value, str):
                 inner = sum(budget.weigh(argument) for argument in rest)
                 budget.string(len(value) + _percent_width(value) + inner * (1 + value.count("%")))
-            elif name == "indent" and isinstance(value, str):
-                width = given.get("width", 4)
-                each = width if isinstance(width, int) else len(str(width))
-                budget.string(len(value) + each * (1 + value.count("\n")))
-            elif name == "tojson":
-                indent = given.get("indent")
-                each = 2 + (indent if isinstance(indent, int) else len(str(indent or "")))
-                budget.string(weight * each * 2)
+            else:
+                _check_widening(budget, name, value, given, weight)
             result = function(*args, **kwargs)
             if isinstance(result, str):
                 budget.string(len(result))
@@ -460,6 +425,44 @@ def _parts(name: str, text: str, args: list[Any]) -> int:
     return len(text) // 2
 
 
+def _check_string_method(budget: Any, text: str, name: str, args: list[Any]) -> None:
+    """Count the work of a method before it runs, and bound its result."""
+    for value in args:
+        budget.width(value)
+    budget.spend(1 + len(text) // 64)
+    if name in _SPLITS:
+        budget.spend(1 + _parts(name, text, args) // 4)
+    elif name == "replace" and len(args) > 1:
+        _check_replace(budget, text, args[0], args[1])
+    elif name == "join" and args:
+        _check_join(budget, args[0], text)
+    elif name == "expandtabs":
+        size = args[0] if args and isinstance(args[0], int) else 8
+        budget.string(len(text) + text.count("\t") * size)
+    elif name in ("format", "format_map"):
+        inner = sum(budget.weigh(value) for value in args)
+        budget.string(len(text) + _brace_width(text) + inner * (1 + text.count("{")))
+
+
+def _check_widening(
+    budget: Any, name: str, value: Any, given: Mapping[str, Any], weight: int
+) -> None:
+    """Bound the result of a filter by its arguments. ``weight``: of the value."""
+    if name == "int":
+        _check_digits(value)
+    elif name == "replace":
+        _check_replace(budget, str(value), str(given["old"]), str(given["new"]))
+    elif name == "indent" and isinstance(value, str):
+        each = _indent_width(given.get("width", 4))
+        budget.string(len(value) + each * (1 + value.count("\n")))
+    elif name == "tojson":
+        budget.string(weight * (2 + _indent_width(given.get("indent") or "")) * 2)
+
+
+def _indent_width(indent: Any) -> int:
+    return indent if isinstance(indent, int) else len(str(indent))
+
+
 def _check_digits(value: object) -> None:
     """Reading a number takes the square of its length, in any base."""
     if isinstance(value, str) and len(value) > _BITS:
@@ -496,6 +499,19 @@ def _width_of(specs: Iterable[str]) -> int:
     if any(len(digits) > 5 for digits in numbers):
         raise WorkLimitError("a format width above 99999")
     return sum(map(int, numbers))
+
+
+def _check_power(base: object, exponent: object) -> None:
+    times = abs(exponent) if isinstance(exponent, int) else 1
+    if _bits(base) * max(1, times) > _BITS:
+        raise WorkLimitError(_TOO_LONG)
+
+
+def _check_product(budget: Any, left: Any, right: Any) -> None:
+    if not isinstance(left, int) or not isinstance(right, int):
+        _check_repeat(budget, left, right)
+    elif _bits(left) + _bits(right) > _BITS:
+        raise WorkLimitError(_TOO_LONG)
 
 
 def _check_repeat(budget: Any, left: Any, right: Any) -> None:

@@ -251,28 +251,29 @@ class ChatTemplate:
         calls, which are JSON text in OpenAI's format, become mappings.
         """
         prepared = dict(message)
-        content = prepared.get("content")
-        field = f"messages[{index}].content"
-        result = join_results and prepared.get("role") == "tool"
-        if content is None and "content" in prepared:
-            prepared["content"] = [] if self.takes_parts and not result else ""
-        elif isinstance(content, str):
-            if self.wraps_strings and not result:
-                prepared["content"] = [{"type": "text", "text": content}]
-        elif isinstance(content, list | tuple):
-            if not self.takes_parts or (result and all(map(_is_text, content))):
-                prepared["content"] = "\n".join(
-                    _text_of(part, f"{field}[{i}]") for i, part in enumerate(content)
-                )
-        elif content is not None:
-            raise PromptError(
-                f"{field} is {type(content).__name__}; expected text or a list of parts",
-                field=field,
-            )
+        if "content" in prepared:
+            is_result = join_results and prepared.get("role") == "tool"
+            field = f"messages[{index}].content"
+            prepared["content"] = self._prepare_content(prepared["content"], field, is_result)
         calls = prepared.get("tool_calls")
         if isinstance(calls, list | tuple):
             prepared["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
         return prepared
+
+    def _prepare_content(self, content: Any, field: str, is_result: bool) -> Any:
+        if content is None:
+            return [] if self.takes_parts and not is_result else ""
+        if isinstance(content, str):
+            wraps = self.wraps_strings and not is_result
+            return [{"type": "text", "text": content}] if wraps else content
+        if not isinstance(content, list | tuple):
+            raise PromptError(
+                f"{field} is {type(content).__name__}; expected text or a list of parts",
+                field=field,
+            )
+        if self.takes_parts and not (is_result and all(map(_is_text, content))):
+            return content
+        return "\n".join(_text_of(part, f"{field}[{i}]") for i, part in enumerate(content))
 
 
 def _is_text(part: object) -> bool:

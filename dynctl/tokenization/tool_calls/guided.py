@@ -7,7 +7,7 @@ read as Dynamo 1.6.1 reads it, as observed.
 """
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from dynctl.tokenization.tool_calls.calls import (
     MAX_CALLS,
@@ -133,10 +133,7 @@ class GuidedSplitter(ToolCallSplitter):
         end = self._values.end
         # Text after the first value only makes more than one of it, so one look is enough.
         self._values = None
-        try:
-            value = read_value(self._held[:end])
-        except ValueError:
-            return None
+        value = _value(self._held[:end])
         whole = isinstance(value, dict) if self._function else isinstance(value, list) and value
         return end if whole else None
 
@@ -147,11 +144,11 @@ class GuidedSplitter(ToolCallSplitter):
         pieces = list(self._pieces(sent))
         before = self._cursor.sent
         for number, call in kept.items():
-            if number not in before:
+            arguments = before.get(number)
+            if arguments is None:
                 pieces.append(self._piece(number, call.name, call.arguments, call.id))
-            elif call.arguments.startswith(before[number]):
-                rest = call.arguments[len(before[number]) :]
-                pieces += [self._piece(number, None, rest)] if rest else []
+            elif call.arguments.startswith(arguments) and call.arguments != arguments:
+                pieces.append(self._piece(number, None, call.arguments[len(arguments) :]))
         content: str | None = "" if calls or sent else text
         if before and not kept and not sent:
             content = None
@@ -174,12 +171,8 @@ class GuidedSplitter(ToolCallSplitter):
         bare = strip_space(text)
         begin = first_mark(bare, _OPENING)
         calls = read_calls(bare[begin or 0 :], names_only=False) or ()
-        if not calls and self._function:
-            try:
-                whole = isinstance(read_value(text), dict)
-            except ValueError:
-                whole = False
-            calls = (ToolCall(self._function, text.strip(" \t\n\r")),) if whole else ()
+        if not calls and self._function and isinstance(_value(text), dict):
+            calls = (ToolCall(self._function, text.strip(" \t\n\r")),)
         if not calls:
             calls = self.form.parse(text, final=False).calls
         kept = [each for each in calls if self._function in (None, each.name)]
@@ -188,12 +181,17 @@ class GuidedSplitter(ToolCallSplitter):
         return dict(enumerate(kept or calls))
 
 
+def _value(text: str) -> Any:
+    """The value of a JSON text, None for any other text."""
+    try:
+        return read_value(text)
+    except ValueError:
+        return None
+
+
 def _array(text: str) -> dict[int, ToolCall]:
     """The calls in an array by their place; elements that are not calls have none."""
-    try:
-        elements = elements_of(text) if isinstance(read_value(text), list) else None
-    except ValueError:
-        return {}
+    elements = elements_of(text) if isinstance(_value(text), list) else None
     read = ((n, read_call(each, _ARGUMENTS, False)) for n, each in enumerate(elements or ()))
     return {number: call for number, call in read if call is not None}
 
@@ -263,10 +261,9 @@ class _Cursor:
 
     def _array(self, text: str, mark: str) -> None:
         call = self._call
-        member = self._depth == self._members
-        value = member and call.slot == "value"
+        in_call = self._depth == self._members
         if mark in "{[":
-            self._open(mark, call, value=value)
+            self._open(mark, call, value=in_call and call.slot == "value")
             self._commit()
         elif mark in "}]":
             self._close(text, mark, call)
@@ -274,14 +271,9 @@ class _Cursor:
             self._off = mark not in SPACE
         elif mark == '"':
             self._quoted = True
-            wanted = member and (call.slot == "key" or (value and call.key == "name"))
-            self._literal = self._at - 1 if wanted else -1
-        elif mark == ":" and member and call.slot == "colon":
-            call.slot = "value"
-        elif mark == "," and member:
-            call.slot, call.key = "key", ""
-        elif mark not in SPACE and value and call.key in ("name", *_ARGUMENTS):
-            call.blocked = True
+            self._literal = self._at - 1 if in_call and call.reads_text else -1
+        elif in_call:
+            call.take(mark)
 
     def _open(self, mark: str, call: "_Call", *, value: bool) -> None:
         if not self._begun:
@@ -312,9 +304,8 @@ class _Cursor:
 
     def _read(self, literal: str) -> None:
         """A name, or the key of a member."""
-        try:
-            read = read_value(literal)
-        except ValueError:
+        read = _value(literal)
+        if read is None:
             return
         call = self._call
         if call.slot == "key":
@@ -363,3 +354,17 @@ class _Call:
     committed: bool = False
     slot: Literal["key", "colon", "value"] = "key"
     key: str = ""
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether the next string is a key or the name of the function."""
+        return self.slot == "key" or (self.slot == "value" and self.key == "name")
+
+    def take(self, mark: str) -> None:
+        """A character between the members, or of a value without quotes and brackets."""
+        if mark == ":" and self.slot == "colon":
+            self.slot = "value"
+        elif mark == ",":
+            self.slot, self.key = "key", ""
+        elif mark not in SPACE and self.slot == "value" and self.key in ("name", *_ARGUMENTS):
+            self.blocked = True

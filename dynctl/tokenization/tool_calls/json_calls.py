@@ -64,29 +64,29 @@ class JsonFormat:
 
     def parse(self, text: str, *, final: bool) -> Parsed:
         text = strip_space(text)
-        split = self._body(text, final=final)
-        body, before = split if split is not None else (text, text)
-        calls = read_calls(body, names_only=self.names_only)
+        body, before = self._body(text, final=final) or (text, text)
+        calls = self._read_calls(body)
+        if calls is None and final:
+            calls = self._read_unfinished(text, body)
         if calls is not None:
             return Parsed(calls, before)
-        if final and self.leading and self.start in text and self.ends[0] not in text:
-            whole = read_calls("[" + ",".join(_leading(body)) + "]", names_only=self.names_only)
-            return Parsed(whole or (), before)
-        if final and self.repairs:
-            calls = read_calls(_complete_json(body), names_only=self.names_only)
-            if calls:
-                return Parsed(calls, before)
         if not body:
             return Parsed((), "")
-        closed = self.leading and any(mark in text for mark in self.ends)
-        marked = any(mark in text for mark in (self.start, *self.ends))
-        if self.drops and (final or closed) and marked:
-            return Parsed(
-                read_calls(self._without_marks(body), names_only=self.names_only) or (), ""
-            )
-        if self.hides and self.start in text and any(mark in text for mark in self.ends):
+        starts, ends = self.start in text, any(mark in text for mark in self.ends)
+        if self.drops and (starts or ends) and (final or (self.leading and ends)):
+            return Parsed(self._read_calls(self._without_marks(body)) or (), "")
+        if self.hides and starts and ends:
             return Parsed((), before)
         return Parsed((), text)
+
+    def _read_calls(self, text: str) -> tuple[ToolCall, ...] | None:
+        return read_calls(text, names_only=self.names_only)
+
+    def _read_unfinished(self, text: str, body: str) -> tuple[ToolCall, ...] | None:
+        """The calls of a text that the end of the answer cut off; None if it has none."""
+        if self.leading and self.start in text and self.ends[0] not in text:
+            return self._read_calls("[" + ",".join(_leading(body)) + "]") or ()
+        return (self._read_calls(_complete_json(body)) or None) if self.repairs else None
 
     def end(self, text: str, *, seen: int = 0) -> int | None:
         if self.ends_at == "piece":
@@ -238,7 +238,7 @@ def read_call(text: str, keys: Sequence[str], names_only: bool) -> ToolCall | No
     members = _members(text)
     if members is None:
         return None
-    known = [(key, raw) for key, raw in members if key in ("name", *keys)]
+    known = [member for member in members if member[0] in ("name", *keys)]
     fields = dict(known)
     written = fields.get("name", "")
     name = json.loads(written) if written.startswith('"') else None
@@ -278,14 +278,10 @@ def _values(text: str, opening: str) -> list[tuple[str, str]] | None:
     while True:
         key = ""
         if opening == "{":
-            end = value_end(text, at)
-            if text[at] != '"' or end is None:
+            member = _key(text, at)
+            if member is None:
                 return None
-            key = json.loads(text[at:end])
-            at = _blank(text, end)
-            if text[at : at + 1] != ":":
-                return None
-            at = _blank(text, at + 1)
+            key, at = member
         end = value_end(text, at)
         if end is None:
             return None
@@ -297,6 +293,17 @@ def _values(text: str, opening: str) -> list[tuple[str, str]] | None:
         if after != ",":
             return None
         at = _blank(text, at + 1)
+
+
+def _key(text: str, at: int) -> tuple[str, int] | None:
+    """The key of a member, and the place of its value; None if there is none."""
+    end = value_end(text, at)
+    if text[at] != '"' or end is None:
+        return None
+    colon = _blank(text, end)
+    if text[colon : colon + 1] != ":":
+        return None
+    return json.loads(text[at:end]), _blank(text, colon + 1)
 
 
 def _blank(text: str, at: int) -> int:

@@ -5,6 +5,7 @@ Python reads a list. What Dynamo's reader may know and Python does not is an err
 """
 
 import ast
+import contextlib
 import json
 import math
 import re
@@ -79,17 +80,8 @@ def _calls(source: str, *, final: bool) -> tuple[ToolCall, ...] | None:
     if "\0" in source and "\\" not in source:
         stand_in = next((each for each in _PRIVATE if each not in source), "")
         source = source.replace("\0", stand_in or "\0")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # for escapes that Python does not know
-            tree = ast.parse(source, mode="eval")
-    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        deep = isinstance(error, MemoryError | RecursionError) or "too many nested" in str(error)
-        unsure = deep or _UNSURE.search(source)
-        if final and unsure:
-            raise ToolCallError("wrote a tool call in Python that dynctl cannot read") from None
-        return None
-    if any(isinstance(each, ast.Call) and _has_twins(each) for each in ast.walk(tree)):
+    tree = _parse_python(source, final=final)
+    if tree is None or any(map(_has_twins, ast.walk(tree))):
         return None
     elements = tree.body.elts if isinstance(tree.body, ast.List) else []
     values = _Values(source, stand_in)
@@ -100,8 +92,23 @@ def _calls(source: str, *, final: bool) -> tuple[ToolCall, ...] | None:
     )
 
 
-def _has_twins(call: ast.Call) -> bool:
-    names = [each.arg for each in call.keywords if each.arg is not None]
+def _parse_python(source: str, *, final: bool) -> ast.Expression | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # for escapes that Python does not know
+            return ast.parse(source, mode="eval")
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        deep = isinstance(error, MemoryError | RecursionError) or "too many nested" in str(error)
+        if final and (deep or _UNSURE.search(source)):
+            raise ToolCallError("wrote a tool call in Python that dynctl cannot read") from None
+        return None
+
+
+def _has_twins(node: ast.AST) -> bool:
+    """Whether a node is a call with two arguments of one name."""
+    if not isinstance(node, ast.Call):
+        return False
+    names = [each.arg for each in node.keywords if each.arg is not None]
     return len(set(names)) < len(names)
 
 
@@ -117,12 +124,11 @@ class _Values:
         """The arguments with names and constant values; Dynamo leaves the others out."""
         values = {}
         for keyword in call.keywords:
-            try:
+            with contextlib.suppress(_NotConstantError):
                 if keyword.arg is not None:
                     values[keyword.arg] = self._json(keyword.value)
-            except _NotConstantError:
-                continue
-        return _object(values).replace(self._nul, "\\u0000") if self._nul else _object(values)
+        written = _object(values)
+        return written.replace(self._nul, "\\u0000") if self._nul else written
 
     def _json(self, node: ast.expr | None) -> str:
         if isinstance(node, ast.List):

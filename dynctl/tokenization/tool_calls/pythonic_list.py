@@ -26,13 +26,9 @@ _FIRST: Final = rf"(?:{_NAME}\({_ARGUMENTS}(?:{_ARGUMENT}{_BLANK}?)?\),{_BLANK}*
 _LAST: Final = rf"(?:{_NAME}\({_ARGUMENTS}(?:{_ARGUMENT}{_BLANK}*)?\){_BLANK}*)+"
 
 
-def _compiled(expression: str) -> re2._Regexp:
-    options = re2.Options()
-    options.log_errors = False  # RE2 would write to stderr where it turns to a slower method
-    return re2.compile(expression, options)
-
-
-_LIST: Final = _compiled(rf"\[{_FIRST}{_LAST}\]")
+_OPTIONS: Final = re2.Options()
+_OPTIONS.log_errors = False  # RE2 would write to stderr where it turns to a slower method
+_LIST: Final = re2.compile(rf"\[{_FIRST}{_LAST}\]", _OPTIONS)
 
 
 def find_list(text: str) -> tuple[int, int] | None:

@@ -121,21 +121,20 @@ class XmlFormat:
         calls = []
         begin, end = self.parameter
         for name, body, ended in _tags(text, *self.function):
-            cut = not ended and self.outer[1] not in body
-            if (
-                not name
-                or (self.strict and not ended)
-                or (cut and begin in body.rpartition(end)[2])
-            ):
+            cut_off = not ended and self.outer[1] not in body
+            if cut_off and begin in body.rpartition(end)[2]:
                 continue
-            schemas = self.schemas.get(name, {})
-            arguments = {
-                parameter: typed_value(value, schemas.get(parameter))
-                for parameter, value, whole in _tags(body, begin, end)
-                if parameter and (whole or not self.strict)
-            }
-            calls.append(ToolCall(name, write_value(arguments)))
+            if name and (ended or not self.strict):
+                calls.append(ToolCall(name, write_value(self._arguments(name, body))))
         return calls
+
+    def _arguments(self, function: str, body: str) -> dict[str, Any]:
+        schemas = self.schemas.get(function, {})
+        return {
+            name: typed_value(value, schemas.get(name))
+            for name, value, ended in _tags(body, *self.parameter)
+            if name and (ended or not self.strict)
+        }
 
 
 def _tags(text: str, start: str, end: str) -> Iterator[tuple[str, str, bool]]:
