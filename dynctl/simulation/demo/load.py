@@ -79,10 +79,15 @@ def requests(seed: int = 7) -> Iterator[DemoRequest]:
             "stream": True,
         }
         drawn = random.random()
-        zone = _ABSENT if drawn < _REFUSED else _PRESSED if pressed and drawn < _REQUIRE else ""
-        if zone:
-            body["nvext"] = {"routing_constraints": {"required_taints": [f"{ZONE_TAINT}={zone}"]}}
+        if drawn < _REFUSED:
+            body["nvext"] = _only_in(_ABSENT)
+        elif pressed and drawn < _REQUIRE:
+            body["nvext"] = _only_in(_PRESSED)
         yield DemoRequest(at, body)
+
+
+def _only_in(zone: str) -> dict[str, Any]:
+    return {"routing_constraints": {"required_taints": [f"{ZONE_TAINT}={zone}"]}}
 
 
 class DemoLoad:

@@ -4,6 +4,7 @@ Each field has its help, bounds and choices; `OPTIONS` has the command-line flag
 variables of the same fields.
 """
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -388,8 +389,9 @@ def check_bounds(config: object, prefix: str = "") -> None:
             raise EngineConfigError(f"--{_flag(f.name, prefix)} is {value!r}; expected {expected}")
         if low is None and high is None:
             continue
-        if not (value >= (low or 0) and (high is None or value <= high)):
-            limit = f"{low or 0:g} or more" if high is None else f"{low or 0:g}..{high:g}"
+        low, high = low or 0, math.inf if high is None else high
+        if not low <= value <= high:
+            limit = f"{low:g} or more" if high == math.inf else f"{low:g}..{high:g}"
             raise EngineConfigError(f"--{_flag(f.name, prefix)} is {value}; expected {limit}")
 
 
@@ -404,8 +406,9 @@ def _options(owner: type, prefix: str = "") -> tuple[Option, ...]:
         if not f.metadata:
             continue
         hint = hints[f.name]
-        plain = isinstance(hint, type) and hint is not Role
-        kind = tuple if f.name == "lora" else hint if plain else str
+        kind = hint if isinstance(hint, type) and hint is not Role else str
+        if f.name == "lora":
+            kind = tuple
         options.append(
             Option(
                 field=f.name,
@@ -433,13 +436,12 @@ def without_effect(
     """Warnings for the options that are given, by flag or variable, and have no effect."""
     warnings = []
     for option in OPTIONS:
-        typed = option.flag if option.flag.removeprefix("--") in given else option.env
-        if not option.needs or (typed == option.env and not env.get(option.env)):
-            continue
-        missing = [need for need in option.needs if not _is_met(config, need)]
-        value = given.get(option.flag.removeprefix("--"), env.get(option.env))
-        if len(missing) == len(option.needs) and (value or option.type is bool):
-            flags = [f"--{_flag(need).replace('=', ' ')}" for need in missing]
+        flag = option.flag.removeprefix("--")
+        typed = option.flag if flag in given else option.env
+        value = given.get(flag, env.get(option.env))
+        is_given = value or (flag in given and option.type is bool)
+        if option.needs and is_given and not any(_is_met(config, need) for need in option.needs):
+            flags = [f"--{_flag(need).replace('=', ' ')}" for need in option.needs]
             warnings.append(f"{typed} has no effect without {' or '.join(flags)}")
     return warnings
 

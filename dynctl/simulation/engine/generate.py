@@ -55,10 +55,7 @@ async def generate(engine: Engine, http: web.Request, *, api: Api) -> web.Stream
     """Serve one generation."""
     raw = await http.read()
     parsed = await off_loop_if_long(raw, partial(_parse, engine, http.headers, api))
-    given_id = http.headers.get("X-Request-Id", "")[:_MAX_REQUEST_ID]
-    if not given_id.isascii() or not given_id.isprintable():
-        given_id = ""
-    answer_id = f"{_PREFIX[api]}{given_id or secrets.token_hex(16)}"
+    answer_id = f"{_PREFIX[api]}{_given_id(http) or secrets.token_hex(16)}"
     rank = engine.choose_rank(parsed.dp_rank)
     if parsed.room is not None and not engine.held.reserve(parsed.room):
         raise ApiError(409, f"bootstrap_room {parsed.room} is in use", param="bootstrap_room")
@@ -78,6 +75,11 @@ async def generate(engine: Engine, http: web.Request, *, api: Api) -> web.Stream
         return await _collect(run)
     finally:
         run.finish()
+
+
+def _given_id(http: web.Request) -> str:
+    given_id = http.headers.get("X-Request-Id", "")[:_MAX_REQUEST_ID]
+    return given_id if given_id.isascii() and given_id.isprintable() else ""
 
 
 async def embed(engine: Engine, http: web.Request) -> web.Response:
@@ -100,30 +102,33 @@ async def embed(engine: Engine, http: web.Request) -> web.Response:
     finally:
         for run in runs:
             run.finish()
-    requests = [run.request for run in runs]
-    tokens = sum(request.prompt_tokens for request in requests)
-    cached = sum(request.cached_tokens or 0 for request in requests)
-    prompts = [run.parsed.prompt for run in runs]
-    if len(prompts) * parsed.dimensions > _INLINE_NUMBERS:
-        vectors = await asyncio.to_thread(_embeddings, prompts, parsed.dimensions)
-    else:
-        vectors = _embeddings(prompts, parsed.dimensions)
+    tokens = sum(run.request.prompt_tokens for run in runs)
+    cached = sum(run.request.cached_tokens or 0 for run in runs)
     body = {
         "id": answer_id,
         "object": "list",
         "created": int(time.time()),
         "model": parsed.model,
-        "data": [
-            {
-                "object": "embedding",
-                "index": i,
-                "embedding": _pack_floats(vector) if parsed.base64 else vector,
-            }
-            for i, vector in enumerate(vectors)
-        ],
+        "data": await _embedding_objects(parsed),
         "usage": usage_of(tokens, 0, cached),
     }
     return web.Response(body=_encode(body), content_type="application/json")
+
+
+async def _embedding_objects(parsed: Embed) -> list[dict[str, Any]]:
+    prompts = [run.prompt for run in parsed.runs]
+    if len(prompts) * parsed.dimensions > _INLINE_NUMBERS:
+        vectors = await asyncio.to_thread(_embeddings, prompts, parsed.dimensions)
+    else:
+        vectors = _embeddings(prompts, parsed.dimensions)
+    return [
+        {
+            "object": "embedding",
+            "index": i,
+            "embedding": _pack_floats(vector) if parsed.base64 else vector,
+        }
+        for i, vector in enumerate(vectors)
+    ]
 
 
 def embedding(prompt: Sequence[int], dimensions: int) -> list[float]:
@@ -177,27 +182,29 @@ class _Run:
             await request.news()
             if request.error is not None:
                 raise self._failure(request.error)
-            limit = self.engine.faults.current.die_mid_stream_after
-            texts = []
-            while self.shown < request.produced and not self._stops.stopped:
-                piece = self._stops.feed(request.plan.text(self.shown))
-                self.shown += 1
-                if piece:
-                    texts.append(piece)
-                if limit and self.shown >= limit:
-                    if texts:
-                        yield texts
-                    await asyncio.sleep(0)  # the written bytes leave before the connection closes
-                    raise EngineWentAway
-            ended = request.ended or self._stops.stopped
-            if ended and not self._stops.stopped and (rest := self._stops.rest()):
-                texts.append(rest)
+            texts, dies = self._new_texts()
             if texts:
                 yield texts
-            if ended:
+            if dies:
+                await asyncio.sleep(0)  # the written bytes leave before the connection closes
+                raise EngineWentAway
+            if self._stops.stopped or request.ended:
                 self.finish_reason = "stop" if self._stops.stopped else request.finish or "stop"
                 await self._offer_kv()
                 return
+
+    def _new_texts(self) -> tuple[list[str], bool]:
+        """The texts of the new tokens, and whether the engine is to fail after them."""
+        request, limit = self.request, self.engine.faults.current.die_mid_stream_after
+        texts = []
+        while self.shown < request.produced and not self._stops.stopped:
+            texts.append(self._stops.feed(request.plan.text(self.shown)))
+            self.shown += 1
+            if limit and self.shown >= limit:
+                return list(filter(None, texts)), True
+        if request.ended and not self._stops.stopped:
+            texts.append(self._stops.rest())
+        return list(filter(None, texts)), False
 
     def new_ids(self) -> list[int] | None:
         """The ids of the tokens since the last call, for clients that set ``return_token_ids``."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import filterfalse
 from typing import Final, NamedTuple
 
 from dynctl.simulation.engine.cache_events import Removed, Stored
@@ -98,12 +99,12 @@ class LowerTiers:
             if self._publish is not None:
                 self._report(self._publish, tier, added, left)
             evicted = left
-        if self._publish is None:
-            return
-        for block in evicted:
-            tiers = self._tiers.values()
-            if block not in self._on_device and not any(block in held for held in tiers):
+        if self._publish is not None:
+            for block in filterfalse(self._is_cached, evicted):
                 del self._contents[block]
+
+    def _is_cached(self, block: int) -> bool:
+        return block in self._on_device or any(block in held for held in self._tiers.values())
 
     def _report(
         self,

@@ -96,7 +96,9 @@ class MessagesWriter:
         }
 
     def _ending(self, finish: str, stop: str | None) -> dict[str, Any]:
-        reason = "max_tokens" if finish == "length" else "stop_sequence" if stop else "end_turn"
+        reason = "stop_sequence" if stop else "end_turn"
+        if finish == "length":
+            reason = "max_tokens"
         return {"stop_reason": reason, "stop_sequence": stop}
 
     def _usage(self, usage: Mapping[str, Any]) -> dict[str, int]:

@@ -5,9 +5,9 @@ and what was expected; prompt text never appears in it.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -24,6 +24,7 @@ from dynctl.wire.nvext import strip_for_engine
 from dynctl.wire.openai import (
     ChatRequest,
     CompletionRequest,
+    EmbeddingRequest,
     EngineFields,
     KvTransferParams,
     parse_chat_request,
@@ -151,69 +152,31 @@ def parse_generate(
     api: Api,
 ) -> Generate:
     """Check the body of a generation. Raises ApiError."""
-    request: ChatRequest | CompletionRequest
     plain = strip_for_engine(body)
     with request_errors():
         request = _PARSE[api](plain)
     extra, more = read_fields(body, EngineFields), read_fields(body, _More)
-    refused = not_simulated(body, api)
-    if refused is not None:
-        raise wrong_field(refused, "is not simulated by this engine; leave it out")
-    if isinstance(request, ChatRequest) and request.not_modelled is not None:
-        what = request.not_modelled.rpartition("renders ")[2]
-        raise wrong_field(request.prompt_field, f"this engine does not simulate {what}")
-    if api == "messages" and request.max_tokens is None:
-        raise wrong_field("max_tokens", "is required")
+    _check_simulated(body, request, api)
     lora = check_model(request.model, config)
-    for name, count in (("n", request.n), ("best_of", extra.best_of)):
-        if count != 1:
-            raise wrong_field(name, f"is {count}; this engine supports one choice")
-    if body.get("stream_options") is not None and not request.stream:
-        raise wrong_field("stream_options", "is only allowed with stream: true")
-    if request.max_tokens == 0:
-        raise wrong_field("max_tokens", "expected at least 1, got 0")
+    _check_options(body, request, extra)
     dp_rank = _dp_rank(extra, headers, config)
     remote_kv, hold_for_pull, room = _handoff(extra, config)
+    prompt = _request_tokens(request, tokenizer, config)
+    room_left = _room_for_output(request, prompt, config)
     if room is not None:
-        dp_rank = room % config.data_parallel_size
-
-    prompt_field = request.prompt_field
-    if isinstance(request, ChatRequest):
-        prompt = chat_tokens(request, tokenizer)
+        # SGLang's prefill side ignores the length: it only fills the cache.
+        dp_rank, requested = room % config.data_parallel_size, 1
     else:
-        prompt = _completion_tokens(request, tokenizer)
-    prompt = _truncate(prompt, request, config)
-    if not prompt:
-        raise wrong_field(prompt_field, "has no tokens")
-    requested = request.max_tokens
-    room_left = config.context_length - len(prompt)
-    if room_left < 1 or (requested or 1) > room_left:
-        total = len(prompt) + (requested or 1)
-        raise ApiError(
-            400,
-            f"This model's maximum context length is {config.context_length} tokens. However, you "
-            f"requested {total} tokens ({len(prompt)} in {prompt_field}, {requested or 1} in the "
-            f"completion). Shorten {prompt_field} or lower max_tokens.",
-            param=prompt_field if room_left < 1 else "max_tokens",
-        )
-    if room is not None:
-        requested = 1  # SGLang's prefill side ignores the length: it only fills the cache
-    finish_as: FinishReason = "length"
-    if requested:
-        max_tokens = requested
-    elif extra.ignore_eos:
-        max_tokens = room_left
-    else:
-        wanted = max(config.default_output_tokens, more.min_tokens)
-        max_tokens, finish_as = min(wanted, room_left), "stop"
+        requested = request.max_tokens or (room_left if extra.ignore_eos else 0)
+    by_default = max(config.default_output_tokens, more.min_tokens)
     stop = (extra.stop,) if isinstance(extra.stop, str) else extra.stop
     return Generate(
         api=api,
         model=lora or config.model,
         lora=lora,
         prompt=prompt,
-        max_tokens=max_tokens,
-        finish_as=finish_as,
+        max_tokens=requested or min(by_default, room_left),
+        finish_as="length" if requested else "stop",
         stream=request.stream,
         include_usage=request.include_usage,
         stop=more.stop_sequences if api == "messages" else stop,
@@ -225,6 +188,63 @@ def parse_generate(
         return_token_ids=extra.return_token_ids,
         request_body=body if api == "responses" else {},
     )
+
+
+def _check_simulated(
+    body: Mapping[str, Any], request: ChatRequest | CompletionRequest, api: Api
+) -> None:
+    """Raise ApiError for what a real engine serves and this one does not."""
+    refused = not_simulated(body, api)
+    if refused is not None:
+        raise wrong_field(refused, "is not simulated by this engine; leave it out")
+    if isinstance(request, ChatRequest) and request.not_modelled is not None:
+        what = request.not_modelled.rpartition("renders ")[2]
+        raise wrong_field(request.prompt_field, f"this engine does not simulate {what}")
+    if api == "messages" and request.max_tokens is None:
+        raise wrong_field("max_tokens", "is required")
+
+
+def _check_options(
+    body: Mapping[str, Any], request: ChatRequest | CompletionRequest, extra: EngineFields
+) -> None:
+    for name, count in (("n", request.n), ("best_of", extra.best_of)):
+        if count != 1:
+            raise wrong_field(name, f"is {count}; this engine supports one choice")
+    if body.get("stream_options") is not None and not request.stream:
+        raise wrong_field("stream_options", "is only allowed with stream: true")
+    if request.max_tokens == 0:
+        raise wrong_field("max_tokens", "expected at least 1, got 0")
+
+
+def _request_tokens(
+    request: ChatRequest | CompletionRequest, tokenizer: ModelTokenizer, config: EngineConfig
+) -> list[int]:
+    """The tokens of the prompt, at least one."""
+    if isinstance(request, ChatRequest):
+        prompt = chat_tokens(request, tokenizer)
+    else:
+        prompt = _completion_tokens(request, tokenizer)
+    prompt = _truncate(prompt, request, config)
+    if not prompt:
+        raise wrong_field(request.prompt_field, "has no tokens")
+    return prompt
+
+
+def _room_for_output(
+    request: ChatRequest | CompletionRequest, prompt: list[int], config: EngineConfig
+) -> int:
+    """The tokens of the context that the prompt leaves; raises ApiError where they are too few."""
+    room_left = config.context_length - len(prompt)
+    least, field = request.max_tokens or 1, request.prompt_field
+    if least > room_left:
+        raise ApiError(
+            400,
+            f"This model's maximum context length is {config.context_length} tokens. However, you "
+            f"requested {len(prompt) + least} tokens ({len(prompt)} in {field}, {least} in the "
+            f"completion). Shorten {field} or lower max_tokens.",
+            param=field if room_left < 1 else "max_tokens",
+        )
+    return room_left
 
 
 _PARSE: dict[Api, Callable[[Mapping[str, Any]], ChatRequest | CompletionRequest]] = {
@@ -265,17 +285,40 @@ def parse_embed(
         raise wrong_field(
             "dimensions", f"expected at most {MAX_DIMENSIONS}, got {request.dimensions}"
         )
-    if request.encoding_format not in ("float", "base64"):
-        encoding = request.encoding_format[:40]
-        raise wrong_field("encoding_format", f"expected float or base64, got {encoding!r}")
+    encoding = request.encoding_format
+    if encoding not in ("float", "base64"):
+        raise wrong_field("encoding_format", f"expected float or base64, got {encoding[:40]!r}")
     if request.not_modelled is not None:
         raise wrong_field("input", "this engine simulates embeddings of texts and token ids only")
     dp_rank = _dp_rank(extra, headers, config)
     _handoff(extra, config)
-    runs = []
+    run = Generate(
+        api="completions",
+        model=lora or config.model,
+        lora=lora,
+        prompt=[],
+        max_tokens=1,
+        finish_as="length",
+        stream=False,
+        include_usage=False,
+        stop=(),
+        cache_salt=extra.cache_salt,
+        dp_rank=dp_rank,
+        remote_kv=None,
+        hold_for_pull=False,
+        room=None,
+    )
+    prompts = _embedding_tokens(request, tokenizer, config)
+    runs = tuple(replace(run, prompt=prompt) for prompt in prompts)
+    dimensions = request.dimensions or DIMENSIONS
+    return Embed(run.model, runs, dimensions, encoding == "base64", dp_rank)
+
+
+def _embedding_tokens(
+    request: EmbeddingRequest, tokenizer: ModelTokenizer, config: EngineConfig
+) -> Iterator[list[int]]:
     for i, item in enumerate(request.prompts):
-        prompt = prompt_tokens(item, tokenizer) if isinstance(item, str) else list(item)
-        prompt = _truncate(prompt, request, config)
+        prompt = _truncate(_tokens_of(item, tokenizer), request, config)
         if not prompt:
             raise wrong_field("input", f"has no tokens in entry {i}")
         if len(prompt) > config.context_length:
@@ -284,27 +327,7 @@ def parse_embed(
                 f"entry {i} has {len(prompt)} tokens; this model's maximum context length is "
                 f"{config.context_length} tokens",
             )
-        runs.append(
-            Generate(
-                api="completions",
-                model=lora or config.model,
-                lora=lora,
-                prompt=prompt,
-                max_tokens=1,
-                finish_as="length",
-                stream=False,
-                include_usage=False,
-                stop=(),
-                cache_salt=extra.cache_salt,
-                dp_rank=dp_rank,
-                remote_kv=None,
-                hold_for_pull=False,
-                room=None,
-            )
-        )
-    base64 = request.encoding_format == "base64"
-    dimensions = request.dimensions or DIMENSIONS
-    return Embed(lora or config.model, tuple(runs), dimensions, base64, dp_rank)
+        yield prompt
 
 
 def check_model(model: str, config: EngineConfig) -> str | None:
@@ -348,7 +371,11 @@ def prompt_tokens(text: str, tokenizer: ModelTokenizer) -> list[int]:
 def _completion_tokens(request: CompletionRequest, tokenizer: ModelTokenizer) -> list[int]:
     if len(request.prompts) != 1:
         raise wrong_field("prompt", f"has {len(request.prompts)} prompts; expected one")
-    prompt = request.prompts[0]
+    return _tokens_of(request.prompts[0], tokenizer)
+
+
+def _tokens_of(prompt: str | Sequence[int], tokenizer: ModelTokenizer) -> list[int]:
+    """The tokens of a prompt that is text, or tokens already."""
     return prompt_tokens(prompt, tokenizer) if isinstance(prompt, str) else list(prompt)
 
 
@@ -395,12 +422,9 @@ def _handoff(extra: EngineFields, config: EngineConfig) -> tuple[RemoteKv | None
         )
     if extra.bootstrap_room is not None:
         return _bootstrap(extra, extra.bootstrap_room, config)
-    remote: RemoteKv | None = None
-    hold = False
-    if params is not None:
-        hold = params.do_remote_decode or False
-        if params.do_remote_prefill:
-            remote = _remote_kv(params)
+    params = params or KvTransferParams()
+    hold = params.do_remote_decode or False
+    remote = _remote_kv(params) if params.do_remote_prefill else None
     if hold and config.role == "decode":
         raise _wrong_role(config, "kv_transfer_params.do_remote_decode", "prefill")
     if remote is not None and config.role == "prefill":

@@ -21,7 +21,8 @@ from dynctl.documents.replay import (
     SearchPoint,
 )
 from dynctl.simulation.replay.fleet import Policy
-from router_core import SETTINGS, RouterConfig
+from dynctl.simulation.replay.result import changed_settings
+from router_core import RouterConfig
 
 Run = Callable[[Policy, int, float], ReplayResult]
 """Simulate a policy with a seed at a load (1: the trace's own rate)."""
@@ -161,22 +162,14 @@ def _change(
         if before is None or after is None:
             return None
         values.append((before, after))
-        difference = before - after if metric.higher_is_better else after - before
-        if not metric.absolute:
-            if before == 0:
-                difference = 0.0 if after == 0 else math.copysign(1.0, difference)
-            else:
-                difference /= abs(before)
-        worse.append(difference)
+        worse.append(_worsening(metric, before, after))
     estimate = _estimate(worse)
-    low = estimate.mean if estimate.low is None else estimate.low
-    high = estimate.mean if estimate.high is None else estimate.high
-    verdict = "regressed" if low > limit else "ok" if high <= limit else "unknown"
-    first, second = (fmean(pair[index] for pair in values) for index in (0, 1))
+    verdict = _verdict(estimate, limit)
+    befores, afters = zip(*values, strict=True)
     return MetricChange(
         metric.name,
-        first,
-        second,
+        fmean(befores),
+        fmean(afters),
         estimate.mean,
         estimate.low,
         estimate.high,
@@ -184,6 +177,22 @@ def _change(
         verdict,
         _sentence(metric, estimate, verdict, limit),
     )
+
+
+def _worsening(metric: Metric, before: float, after: float) -> float:
+    """How much worse a value is than before: a difference, or a share of the value before."""
+    difference = before - after if metric.higher_is_better else after - before
+    if metric.absolute or not difference:
+        return difference
+    return difference / abs(before) if before else math.copysign(1.0, difference)
+
+
+def _verdict(worse: Estimate, limit: float) -> str:
+    low = worse.mean if worse.low is None else worse.low
+    high = worse.mean if worse.high is None else worse.high
+    if low > limit:
+        return "regressed"
+    return "ok" if high <= limit else "unknown"
 
 
 def _sentence(metric: Metric, worse: Estimate, verdict: str, limit: float) -> str:
@@ -305,11 +314,7 @@ def search(run: Run, base: Policy, tries: int, seed: int) -> list[SearchPoint]:
     measures = [(_latency(result), -result.output_tokens_per_s) for _, result in tried]
     points = [
         SearchPoint(
-            {
-                name: getattr(config, name)
-                for name in SETTINGS
-                if getattr(config, name) != getattr(base.config, name)
-            },
+            changed_settings(config, base.config),
             result.ttft_s.p90,
             result.output_tokens_per_s,
             _hit_rate(result),

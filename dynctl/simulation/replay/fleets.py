@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
 from typing import Any, Final
 
 from dynctl.base.errors import UsageProblem
@@ -25,8 +26,12 @@ CARD: Final = {
     "max_num_seqs": "max_num_seqs",
     "max_num_batched_tokens": "max_num_batched_tokens",
 }
+#: Settings of a router, and fields of a worker's card, that are its KV-transfer policy.
+POLICY: Final = ("kv_transfer_domain", "kv_transfer_enforcement", "kv_transfer_preferred_weight")
 _LOSS: Final = re.compile(rf"(.+?)@{DURATION}(?:\.\.{DURATION})?")
 _MOST_LOSSES: Final = 100
+#: Weight of the policy ``preferred`` where none is set.
+_WEIGHT: Final = 0.85
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +97,6 @@ def fleet_of_count(workers: int, zones: Sequence[str], ranks: int) -> FleetSourc
 
 def fleet_of_places(planned: PlannedFleet, ranks: int) -> FleetSource:
     """The prefill and decode workers of planned places; unpinned ones take the places in turn."""
-    workers: list[SimulatedWorker] = []
     notes = list(planned.notes)
     pools = {cell.pool for cell in planned.cells} | {group.pool for group in planned.floating}
     if len(pools) > 1:
@@ -104,19 +108,14 @@ def fleet_of_places(planned: PlannedFleet, ranks: int) -> FleetSource:
     total += sum(group.workers for group in planned.floating)
     _check_size(planned.source, total)
 
-    def add(role: str, value: str | None, count: int) -> None:
-        for _ in range(count):
-            domains = {} if value is None else {planned.domain: value}
-            workers.append(SimulatedWorker(len(workers) + 1, Role(role), domains, ranks))
-
+    seats: list[tuple[str, str | None]] = []
     for cell in planned.cells:
-        add("prefill", cell.value, cell.prefill)
-        add("decode", cell.value, cell.decode)
+        seats += [("prefill", cell.value)] * cell.prefill + [("decode", cell.value)] * cell.decode
     values = [cell.value for cell in planned.cells if cell.value is not None]
     for group in planned.floating:
         allowed = [value for value in values if group.may_land_in(value)]
-        for number in range(group.workers):
-            add(group.role, allowed[number % len(allowed)] if allowed else None, 1)
+        turns = islice(cycle(allowed or [None]), group.workers)
+        seats += [(group.role, value) for value in turns]
         if allowed:
             notes.append(
                 f"{group.workers:,} {group.role} workers are not pinned to a {planned.domain}: "
@@ -125,7 +124,12 @@ def fleet_of_places(planned: PlannedFleet, ranks: int) -> FleetSource:
     enforcement = next(iter(planned.in_force.values()), None)
     return FleetSource(
         planned.source,
-        tuple(workers),
+        tuple(
+            SimulatedWorker(
+                number, Role(role), {} if value is None else {planned.domain: value}, ranks
+            )
+            for number, (role, value) in enumerate(seats, 1)
+        ),
         planned.domain,
         None if enforcement in (None, "none", "mixed") else enforcement,
         notes=tuple(notes),
@@ -141,33 +145,12 @@ def fleet_of_live(source: str, rows: Sequence[WorkerRow], model: str | None) -> 
             f"{source}: workers of {', '.join(models[:5])}; a replay simulates one model",
             "choose it with --model NAME",
         )
-    notes = []
+    notes: list[str] = []
     left_out = len(rows) - len(ready)
     if left_out and model is None:
         notes.append(f"{left_out:,} workers that are not ready are left out")
-    card: dict[str, Any] = {}
-    for name, own in [*CARD.items(), ("", "block_size")]:
-        values = [row.runtime_config.get(name) if name else row.block_size for row in ready]
-        known = sorted({value for value in values if isinstance(value, int) and value > 0})
-        if known:
-            card[own] = known[0]
-        if len(known) > 1:
-            notes.append(
-                f"workers differ in {name or own} ({known[0]:,} to {known[-1]:,}): all have "
-                f"{known[0]:,} in the simulation"
-            )
-    policies = {
-        (
-            row.runtime_config.get("kv_transfer_domain"),
-            row.runtime_config.get("kv_transfer_enforcement"),
-            row.runtime_config.get("kv_transfer_preferred_weight"),
-        )
-        for row in ready
-        if row.runtime_config.get("kv_transfer_domain") is not None
-    }
-    domain, enforcement, weight = policies.pop() if len(policies) == 1 else (None, None, None)
-    if policies:
-        notes.append("workers differ in their KV-transfer policy: the simulation has none")
+    card = _common_card(ready, notes)
+    domain, enforcement, weight = _common_policy(ready, notes)
     return FleetSource(
         source,
         tuple(
@@ -184,6 +167,39 @@ def fleet_of_live(source: str, rows: Sequence[WorkerRow], model: str | None) -> 
         tuple(notes),
         published=True,
     )
+
+
+def _common_card(rows: Sequence[WorkerRow], notes: list[str]) -> dict[str, int]:
+    """The engine's options that the workers publish, the least of each where they differ."""
+    card = {}
+    cards = [{**row.runtime_config, "block_size": row.block_size} for row in rows]
+    for name in (*CARD, "block_size"):
+        values = [published.get(name) for published in cards]
+        known = sorted({value for value in values if isinstance(value, int) and value > 0})
+        if known:
+            card[CARD.get(name, name)] = known[0]
+        if len(known) > 1:
+            notes.append(
+                f"workers differ in {name} ({known[0]:,} to {known[-1]:,}): all have "
+                f"{known[0]:,} in the simulation"
+            )
+    return card
+
+
+def _common_policy(
+    rows: Sequence[WorkerRow], notes: list[str]
+) -> tuple[str | None, str | None, float | None]:
+    """(domain, enforcement, weight) of the workers' KV-transfer policy, if they have one."""
+    policies = set()
+    for row in rows:
+        domain, enforcement, weight = map(row.runtime_config.get, POLICY)
+        if domain is not None:
+            policies.add((domain, enforcement, weight))
+    if len(policies) == 1:
+        return policies.pop()
+    if policies:
+        notes.append("workers differ in their KV-transfer policy: the simulation has none")
+    return None, None, None
 
 
 def simulated_fleet(
@@ -209,37 +225,16 @@ def simulated_fleet(
     Raises UsageProblem.
     """
     _check_size(source.source, len(source.workers))
-    roles = {worker.role for worker in source.workers}
-    if roles in ({Role.PREFILL}, {Role.DECODE}) or not roles:
-        missing = "decode" if Role.PREFILL in roles else "prefill" if roles else "ready"
+    missing = _missing_role(source)
+    if missing is not None:
         raise UsageProblem(f"{source.source}: no {missing} workers; nothing can be simulated")
-    workers = source.workers
-    if bootstrap is not None:
-        if Role.PREFILL not in roles:
-            flag = "--bootstrap" if bootstrap else "--no-bootstrap"
-            raise UsageProblem(
-                f"{flag}: {source.source} has no prefill workers",
-                "give the fleet some: --capacity zone-a:prefill=2,decode=4",
-            )
-        workers = tuple(
-            replace(worker, bootstrap=bootstrap and worker.role is Role.PREFILL)
-            for worker in workers
-        )
+    workers = source.workers if bootstrap is None else _with_bootstrap(source, bootstrap)
     values = {"block_size": block_size} | dict(source.card) | dict(engine)
     if block_bytes:
         values.setdefault("kv_bytes_per_token", block_bytes / values["block_size"])
-    policy = enforcement or source.enforcement
-    if policy not in (None, "none"):
-        if not source.places:
-            raise UsageProblem(
-                f"--enforcement {policy}: no worker has a value of {source.domain}",
-                "give the workers places: --zones a,b,c or --capacity",
-            )
-        values["kv_transfer_domain"] = source.domain
-        values["kv_transfer_enforcement"] = policy
-        if policy == "preferred":
-            known = weight if weight is not None else source.preferred_weight
-            values["kv_transfer_preferred_weight"] = 0.85 if known is None else known
+    policy = enforcement or source.enforcement or "none"
+    if policy != "none":
+        values |= _policy_values(source, policy, weight)
     try:
         config = EngineConfig(**values)
         # The context is as long as the cache: a trace has lengths of another deployment.
@@ -261,6 +256,44 @@ def simulated_fleet(
         migration_max_tokens=migration_max_tokens,
         link_domain=source.domain if source.places else "",
     )
+
+
+def _missing_role(source: FleetSource) -> str | None:
+    roles = {worker.role for worker in source.workers}
+    if not roles:
+        return "ready"
+    if roles == {Role.PREFILL}:
+        return "decode"
+    return "prefill" if roles == {Role.DECODE} else None
+
+
+def _with_bootstrap(source: FleetSource, bootstrap: bool) -> tuple[SimulatedWorker, ...]:
+    """The workers; prefill workers get requests together with a decode worker, or in turn."""
+    if all(worker.role is not Role.PREFILL for worker in source.workers):
+        flag = "--bootstrap" if bootstrap else "--no-bootstrap"
+        raise UsageProblem(
+            f"{flag}: {source.source} has no prefill workers",
+            "give the fleet some: --capacity zone-a:prefill=2,decode=4",
+        )
+    return tuple(
+        replace(worker, bootstrap=bootstrap and worker.role is Role.PREFILL)
+        for worker in source.workers
+    )
+
+
+def _policy_values(source: FleetSource, policy: str, weight: float | None) -> dict[str, Any]:
+    """The fields of EngineConfig for a KV-transfer policy; raises UsageProblem."""
+    if not source.places:
+        raise UsageProblem(
+            f"--enforcement {policy}: no worker has a value of {source.domain}",
+            "give the workers places: --zones a,b,c or --capacity",
+        )
+    values = {"kv_transfer_domain": source.domain, "kv_transfer_enforcement": policy}
+    if policy != "preferred":
+        return values
+    if weight is None:
+        weight = source.preferred_weight
+    return values | {"kv_transfer_preferred_weight": _WEIGHT if weight is None else weight}
 
 
 def _loss(text: str, source: FleetSource) -> Loss:

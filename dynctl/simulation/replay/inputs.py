@@ -107,14 +107,22 @@ class TraceInput:
         return (request for request in requests if request.model == self.model)
 
     def _recorded_requests(self, path: Path) -> Iterator[TraceRequest]:
-        """The requests of a recording in order of arrival.
+        """The requests of a recording in order of arrival."""
+        unknown = 0
+        for arrived, output_tokens in self._arrivals_and_outputs(path):
+            unknown += output_tokens is None
+            yield _request(arrived, output_tokens)
+        if unknown:
+            self._note(
+                f"{unknown:,} requests have no output length in the recording; their limit, or 1 "
+                "token, is in its place"
+            )
 
-        The length of an output is known when the request ends, so requests wait for it, a bounded
-        number of them.
-        """
+    def _arrivals_and_outputs(self, path: Path) -> Iterator[tuple[Arrived, int | None]]:
+        """The length of an output is known when the request ends, so requests wait for it, a
+        bounded number of them."""
         waiting: deque[Arrived] = deque()
         outputs: dict[str, int | None] = {}
-        unknown = 0
         running: set[str] = set()
         records = RecordingFile(path, skip_bad=self.skip_bad)
         for record in records:
@@ -132,18 +140,9 @@ class TraceInput:
             while waiting and (waiting[0].id in outputs or len(waiting) > _MOST_WAITING):
                 arrived = waiting.popleft()
                 running.discard(arrived.id)
-                tokens = outputs.pop(arrived.id, None)
-                unknown += tokens is None
-                yield _request(arrived, tokens)
+                yield arrived, outputs.pop(arrived.id, None)
         for arrived in waiting:
-            tokens = outputs.get(arrived.id)
-            unknown += tokens is None
-            yield _request(arrived, tokens)
-        if unknown:
-            self._note(
-                f"{unknown:,} requests have no output length in the recording; their limit, or 1 "
-                "token, is in its place"
-            )
+            yield arrived, outputs.get(arrived.id)
 
     def _note(self, text: str) -> None:
         if len(self.notes) < 20 and text not in self.notes:

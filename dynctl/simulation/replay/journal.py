@@ -18,7 +18,7 @@ from dynctl.simulation.replay.agenda import Agenda
 from dynctl.simulation.replay.fleet import Policy
 from dynctl.simulation.replay.result import changed_settings
 from dynctl.simulation.replay.state import LiveRequest
-from router_core import Change, RoutingPlan
+from router_core import Change, Decision, RoutingPlan
 
 _STATUS = {"completed": 200, "refused": 503}
 
@@ -74,12 +74,6 @@ class Journal:
         if self._write is None:
             return
         first, final = plan.first, plan.final
-        refs = [
-            None
-            if decision is None or decision.ref is None
-            else (decision.ref.worker_id, decision.ref.dp_rank)
-            for decision in (plan.prefill, plan.decode)
-        ]
         cached = best = None
         if first.inputs is not None and first.winner is not None:
             cached = float(first.overlap_blocks(first.winner))
@@ -89,8 +83,8 @@ class Journal:
                 self._agenda.seconds,
                 live.trace.id,
                 plan.model,
-                refs[0],
-                refs[1],
+                _rank_of(plan.prefill),
+                _rank_of(plan.decode),
                 cached,
                 best,
                 None if first.winner is None else first.costs[first.winner],
@@ -119,3 +113,9 @@ class Journal:
                     live.queued_s,
                 )
             )
+
+
+def _rank_of(decision: Decision | None) -> tuple[int, int] | None:
+    if decision is None or decision.ref is None:
+        return None
+    return decision.ref.worker_id, decision.ref.dp_rank

@@ -77,20 +77,13 @@ def _policy(text: str) -> tuple[Policy, Sequence[str]]:
     preset: str | None = None
     if base in BUILT_IN:
         values: Mapping[str, Any] = BUILT_IN[base][0]
-        label = label or (base if not settings else text)
     elif base in PRESETS:
         values, preset = {}, base
-        label = label or (base if not settings else text)
     else:
-        path = Path(base)
-        values = dict(_file(path, typed))
-        named = values.pop("preset", None)
-        if named is not None and named not in PRESETS:
-            raise UsageProblem(
-                f"{typed}: preset {named!r}; expected one of {', '.join(PRESETS)}"
-            )  # fmt: skip
-        preset = named
-        label = label or path.stem
+        values, preset = _file_settings(Path(base), typed)
+        label = label or Path(base).stem
+    if not label:
+        label = text if settings else base
     for name, value in values.items():
         flags |= _flag(typed, str(name), value)
     for setting in settings:
@@ -100,9 +93,6 @@ def _policy(text: str) -> tuple[Policy, Sequence[str]]:
         flags |= _flag(typed, name.strip(), raw.strip())
     try:
         resolved = resolve(flags, {}, preset_name=preset)
-    except UsageProblem as error:
-        raise UsageProblem(f"{typed}: {error.message}", error.hint) from None
-    try:
         prefill_model(resolved.config, resolved.sources)
     except UsageProblem as error:
         raise UsageProblem(f"{typed}: {error.message}", error.hint) from None
@@ -126,6 +116,15 @@ def _flag(typed: str, name: str, value: Any) -> dict[str, str | bool]:
     if not isinstance(value, (str, int, float)) and value is not None:
         raise UsageProblem(f"{typed}: {name}: expected a single value, got {type(value).__name__}")
     return {flag: "none" if value is None else str(value)}
+
+
+def _file_settings(path: Path, typed: str) -> tuple[Mapping[str, Any], str | None]:
+    """The settings of a file, and the preset on which they build."""
+    values = dict(_file(path, typed))
+    preset = values.pop("preset", None)
+    if preset is not None and preset not in PRESETS:
+        raise UsageProblem(f"{typed}: preset {preset!r}; expected one of {', '.join(PRESETS)}")
+    return values, preset
 
 
 def _file(path: Path, typed: str) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from dynctl.documents.recording import Arrived, Changed, Finished, Start, State
 from dynctl.documents.recording_file import RecordingFile
 from dynctl.documents.workers import RankRow, WorkerRow
 from dynctl.simulation.replay.fleet import FleetChange
-from dynctl.simulation.replay.fleets import CARD, FleetSource, fleet_of_live
+from dynctl.simulation.replay.fleets import CARD, POLICY, FleetSource, fleet_of_live
 from router_core import (
     DEVICE,
     Booked,
@@ -29,12 +29,6 @@ from router_core import (
     WorkerUpserted,
 )
 
-#: Settings of a router that are the policy of workers that publish none.
-_POLICY: Final = (
-    "kv_transfer_domain",
-    "kv_transfer_enforcement",
-    "kv_transfer_preferred_weight",
-)
 _What = Literal["joins", "leaves", "unavailable", "available"]
 #: A worker whose health changes all the time must not fill the memory.
 _MOST_CHANGES: Final = 100_000
@@ -102,6 +96,11 @@ class _Workers:
         if not self._begun:
             self._begin()
         del self.changes[kept:]
+
+    def gets_pairs(self, name: str) -> bool:
+        """Whether a prefill worker gets requests together with a decode worker; one without
+        requests is as the others."""
+        return name in self.together or bool(self.together and name not in self.in_turn)
 
     def _begin(self) -> None:
         self._begun = True
@@ -259,29 +258,24 @@ def fleet_of_recording(
         FleetChange(at, numbers[slot], what, reason) for at, slot, what, reason in recorded.changes
     )
     notes = [*source.notes, *_not_simulated(recorded)]
-    enforcement, weight, domain = source.enforcement, source.preferred_weight, source.domain
-    own = [recorded.settings.get(name) for name in _POLICY]
-    if enforcement is None and isinstance(own[0], str) and isinstance(own[1], str):
-        domain, enforcement, weight = own[0], own[1], own[2]
-    pairs = [worker.name in recorded.together for worker in recorded.slots]
-    if recorded.together:
-        # One without requests is as the others.
-        pairs = [
-            own or worker.name not in recorded.in_turn
-            for own, worker in zip(pairs, recorded.slots, strict=True)
-        ]
+    if source.enforcement is None:
+        # The router's settings are the policy of workers that publish none.
+        domain, enforcement, weight = (recorded.settings.get(name) for name in POLICY)
+        if isinstance(domain, str) and isinstance(enforcement, str):
+            source = replace(
+                source, domain=domain, enforcement=enforcement, preferred_weight=weight
+            )
     source = replace(
         source,
         workers=tuple(
             replace(
-                worker, bootstrap=worker.role is Role.PREFILL and pairs[order[worker.worker_id - 1]]
+                worker,
+                bootstrap=worker.role is Role.PREFILL
+                and recorded.gets_pairs(recorded.slots[order[worker.worker_id - 1]].name),
             )
             for worker in source.workers
         ),
         shows_pairs=bool(recorded.together or recorded.in_turn),
-        domain=domain,
-        enforcement=enforcement,
-        preferred_weight=weight,
         notes=tuple(notes),
         changes=changes,
     )
@@ -322,7 +316,7 @@ def _shape(worker: Worker) -> tuple[Any, ...]:
     card = row.runtime_config
     return (
         *(row.role, row.block_size, row.domains, row.ranks),
-        *(card.get(name) for name in (*CARD, *_POLICY)),
+        *(card.get(name) for name in (*CARD, *POLICY)),
     )
 
 

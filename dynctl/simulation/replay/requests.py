@@ -6,9 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from dynctl.simulation.engine.model import RankBusy
-from dynctl.simulation.engine.prefix_cache import (
-    BlockTable,
-)
+from dynctl.simulation.engine.prefix_cache import BlockTable
 from dynctl.simulation.replay.agenda import Agenda
 from dynctl.simulation.replay.engines import Engines
 from dynctl.simulation.replay.fleet import ReplayError, SimulatedFleet
@@ -253,20 +251,25 @@ class Requests:
                 self._cut_off(live)
                 return
             self._move(live, rank, generation)
-        else:
-            live.failures += 1
-            if live.failures >= ATTEMPTS:
-                if reason == "lost" and live.first < 0:
-                    self._finish(live, "failed")
-                else:
-                    self.refuse(live, reason)
-                return
-            self._measures.retried += 1
-            live.failed |= {rank.worker.worker_id}
+        elif not self._may_retry(live, rank, reason):
+            return
         if lean is None:
             self._place(live)
         else:
             self._place_lean(live, lean)
+
+    def _may_retry(self, live: LiveRequest, rank: ReplayRank, reason: str) -> bool:
+        """Whether a request without output gets another rank; if not, it ends."""
+        live.failures += 1
+        if live.failures < ATTEMPTS:
+            self._measures.retried += 1
+            live.failed |= {rank.worker.worker_id}
+            return True
+        if reason == "lost" and live.first < 0:
+            self._finish(live, "failed")
+        else:
+            self.refuse(live, reason)
+        return False
 
     def _move(self, live: LiveRequest, rank: ReplayRank, generation: VirtualRequest) -> None:
         """Go on elsewhere: the output so far is a part of the prompt now."""
@@ -308,30 +311,39 @@ class Requests:
         if live.prefiller is rank and generation.keep_kv:
             self._hand_over(live, rank, generation)
             return
-        lean, booking = live.frontend.lean, live.booking
         if generation.produced == 1:
-            if live.first < 0:
-                live.first = self._agenda.now
-            if lean is None:
-                self._routers.apply(live.frontend, PrefillDone(live.trace.id))
-            elif booking is not None:
-                lean.prefill_done(booking)
-                self._prefill_ended(live)
-            if live.prefiller is None:
-                self._count_prompt(live, rank, generation)
-                if lean is None:
-                    self._routers.prefill_ended(live)
+            self._note_first_token(live, rank, generation)
         if generation.ended:
-            rank.output_tokens += generation.produced
+            self._complete(live, rank, generation)
+
+    def _note_first_token(
+        self, live: LiveRequest, rank: ReplayRank, generation: VirtualRequest
+    ) -> None:
+        lean, booking = live.frontend.lean, live.booking
+        if live.first < 0:
+            live.first = self._agenda.now
+        if lean is None:
+            self._routers.apply(live.frontend, PrefillDone(live.trace.id))
+        elif booking is not None:
+            lean.prefill_done(booking)
+            self._prefill_ended(live)
+        if live.prefiller is None:
+            self._count_prompt(live, rank, generation)
             if lean is None:
-                self._routers.apply(live.frontend, Freed(live.trace.id))
-            elif booking is not None:
-                lean.free(booking)
-            if live.companion is not None:
-                self._part(live)
-                self._let_go(live)
-            live.generation = live.booking = None
-            self._finish(live, "completed")
+                self._routers.prefill_ended(live)
+
+    def _complete(self, live: LiveRequest, rank: ReplayRank, generation: VirtualRequest) -> None:
+        lean, booking = live.frontend.lean, live.booking
+        rank.output_tokens += generation.produced
+        if lean is None:
+            self._routers.apply(live.frontend, Freed(live.trace.id))
+        elif booking is not None:
+            lean.free(booking)
+        if live.companion is not None:
+            self._part(live)
+            self._let_go(live)
+        live.generation = live.booking = None
+        self._finish(live, "completed")
 
     def _prefill_ended(self, live: LiveRequest) -> None:
         """A lean router counts the prompt no longer as load."""

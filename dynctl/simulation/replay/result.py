@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -120,25 +120,9 @@ class Measures:
         """The document of a replay that took ``seconds`` of virtual time."""
         per_s = 1 / seconds if seconds else 0.0
         rows = [_row(rank, engine.total_blocks) for rank in ranks]
-        roles = {row.role for row in rows}
-        by_requests = [imbalance(r.requests for r in rows if r.role == role) for role in roles]
-        by_time = [imbalance(r.busy_s for r in rows if r.role == role) for role in roles]
         hit_rate = _share(self.cached_tokens, self.prompt_tokens)
         ceiling = _share(self.ceiling_tokens, self.trace_tokens) if self.hashed else None
         reachable = _share(self.reachable_tokens, self.prompt_tokens)
-        notes: list[str] = []
-        if self.hashed < self.requests:
-            notes.append(
-                f"{self.requests - self.hashed:,} of {self.requests:,} requests have no hash ids: "
-                "their reuse is unknown and counts as none"
-            )
-        if self.pairs:
-            notes.append(_PAIRS)
-        if self.cut_off:
-            why = "they moved as often as the migration limit allows, or no worker took them"
-            if not fleet.migration_limit:
-                why = "a frontend with a migration limit moves them (--migration-limit)"
-            notes.append(f"requests that had output when their worker was lost failed: {why}")
         refused = self.refusals.total()
         size = fleet.block_bytes
         return ReplayResult(
@@ -187,11 +171,7 @@ class Measures:
                 _share(self.good, self.requests),
                 self.good * per_s,
             ),
-            imbalance=ReplayImbalance(
-                max(values[0] for values in by_requests),
-                max(values[1] for values in by_requests),
-                max(values[0] for values in by_time),
-            ),
+            imbalance=_imbalance(rows),
             transfers=ReplayTransfers(
                 self.transfers,
                 self.moved_blocks,
@@ -201,9 +181,37 @@ class Measures:
                 self.crossing_blocks * size,
             ),
             workers=rows,
-            notes=notes,
+            notes=list(self._notes(fleet)),
             peers=peers,
         )
+
+    def _notes(self, fleet: SimulatedFleet) -> Iterator[str]:
+        if self.hashed < self.requests:
+            yield (
+                f"{self.requests - self.hashed:,} of {self.requests:,} requests have no hash ids: "
+                "their reuse is unknown and counts as none"
+            )
+        if self.pairs:
+            yield _PAIRS
+        if self.cut_off:
+            why = "they moved as often as the migration limit allows, or no worker took them"
+            if not fleet.migration_limit:
+                why = "a frontend with a migration limit moves them (--migration-limit)"
+            yield f"requests that had output when their worker was lost failed: {why}"
+
+
+def _imbalance(rows: Sequence[ReplayWorker]) -> ReplayImbalance:
+    """Of the role in which it is largest."""
+    by_role: dict[str, list[ReplayWorker]] = {}
+    for row in rows:
+        by_role.setdefault(row.role, []).append(row)
+    by_requests = [imbalance(row.requests for row in workers) for workers in by_role.values()]
+    by_time = [imbalance(row.busy_s for row in workers) for workers in by_role.values()]
+    return ReplayImbalance(
+        max(most for most, _ in by_requests),
+        max(spread for _, spread in by_requests),
+        max(most for most, _ in by_time),
+    )
 
 
 def _row(rank: ReplayRank, total_blocks: int) -> ReplayWorker:
@@ -227,12 +235,13 @@ def _row(rank: ReplayRank, total_blocks: int) -> ReplayWorker:
     )
 
 
-def changed_settings(config: RouterConfig) -> dict[str, Any]:
-    default = RouterConfig()
+def changed_settings(config: RouterConfig, base: RouterConfig | None = None) -> dict[str, Any]:
+    """The settings that differ from those of ``base``, by default from the defaults."""
+    base = base or RouterConfig()
     return {
         name: getattr(config, name)
         for name in config.__dataclass_fields__
-        if getattr(config, name) != getattr(default, name)
+        if getattr(config, name) != getattr(base, name)
     }
 
 

@@ -8,7 +8,7 @@ are :class:`VirtualRank`. The same input and seed give the same result and the s
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from dynctl.documents.recording import Record
@@ -32,6 +32,7 @@ from dynctl.simulation.replay.reports import EventReports, LoadReports
 from dynctl.simulation.replay.requests import Requests
 from dynctl.simulation.replay.result import Measures
 from dynctl.simulation.replay.routers import Routers, may_be_lean
+from dynctl.simulation.replay.state import ReplayRank
 from dynctl.wire.traces import TraceRequest
 from router_core import LeanIndex, TransferTableSet
 
@@ -114,14 +115,8 @@ class _Replay:
             draw=draw,
         )
         ranks = engines.in_order
-        index: LeanIndex | None = None
-        if lean:
-            caches = [rank.engine.cache for rank in ranks]
-            index = LeanIndex(
-                len(ranks),
-                [cache.blocks for cache in caches] if direct else None,
-                [cache.lower.match for cache in caches if cache.lower is not None],
-            )
+        index = _lean_index(ranks, direct) if lean else None
+        if index is not None:
             routers.decide_lean(ranks, index)
         engines.publish = EventReports(fleet, seed, agenda, routers, index).publish
         self._requests = Requests(
@@ -182,6 +177,16 @@ class _Replay:
 
     def _goes_on(self) -> bool:
         return self._more or bool(self._requests.under_way)
+
+
+def _lean_index(ranks: Sequence[ReplayRank], direct: bool) -> LeanIndex:
+    """The index of lean routers; ``direct``: it looks into the engines' caches."""
+    caches = [rank.engine.cache for rank in ranks]
+    return LeanIndex(
+        len(ranks),
+        [cache.blocks for cache in caches] if direct else None,
+        [cache.lower.match for cache in caches if cache.lower is not None],
+    )
 
 
 def _engine_config(fleet: SimulatedFleet) -> EngineConfig:
