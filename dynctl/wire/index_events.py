@@ -6,7 +6,7 @@ missing overlap; here every drop is a value with both numbers.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
@@ -15,6 +15,7 @@ from dynctl.wire.vllm_events import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
+    Event,
     EventBatch,
     PairsStored,
     decode_batch,
@@ -181,51 +182,138 @@ def to_index_events(
     block, as Dynamo's; the salts of the engine's blocks by their hashes, empty at first, which this
     function keeps up to date, since only the event of a prompt's first block has the salt.
     """
-    events: list[CacheEvent] = []
-    drops: list[Drop] = []
-    pairs = None
     alone = _group_in_place_of_full_attention(batch)
+    converter = _Converter(block_size, adapter_names, cache_namespace, is_eagle, salted, alone)
     for event in batch.events:
+        converter.take(event)
+    return Converted(tuple(converter.events), tuple(converter.drops), converter.pairs)
+
+
+@dataclass(slots=True)
+class _Converter:
+    """Converts the events of one batch; the first fields are the parameters of `to_index_events`.
+
+    ``alone``: the group with a window that takes the place of full attention.
+    """
+
+    block_size: int
+    adapter_names: Mapping[int, str]
+    cache_namespace: str | None
+    is_eagle: bool
+    salted: dict[int, str] | None
+    alone: int | None
+    events: list[CacheEvent] = field(default_factory=list)
+    drops: list[Drop] = field(default_factory=list)
+    pairs: bool | None = None
+
+    def take(self, event: Event) -> None:
         if isinstance(event, AllBlocksCleared):
-            events.append(Cleared())
-            if salted:
-                salted.clear()
-            continue
+            self.events.append(Cleared())
+            if self.salted:
+                self.salted.clear()
+            return
         refused = _refusal(event)
         if refused is not None:
-            drops.append(refused)
+            self.drops.append(refused)
         elif isinstance(event, BlockRemoved):
-            if event.block_hashes:
-                tier = _tier(event)
-                events.append(BlocksRemoved(event.block_hashes, tier, event.group_idx or 0))
-                if salted and tier == DEVICE:
-                    _remember(salted, event.block_hashes, None)
-        elif event.kv_cache_spec_kind in _WINDOWS and event.group_idx != alone:
-            window = _window(event, block_size, drops)
-            if window is not None:
-                events.append(window)
+            self._remove(event)
+        elif event.kv_cache_spec_kind in _WINDOWS and event.group_idx != self.alone:
+            self._store_window(event)
         else:
-            eagle = is_eagle or isinstance(event, PairsStored)
-            stored = _usable_blocks(
-                event, block_size, adapter_names, cache_namespace, eagle, salted, drops
-            )
-            if stored is not None:
-                pairs = isinstance(event, PairsStored)
-                events.append(stored)
-    return Converted(tuple(events), tuple(drops), pairs)
+            self._store(event)
+
+    def _drop(self, code: DropCode, blocks: int, value: int | str, expected: int | str) -> None:
+        self.drops.append(Drop(code, blocks, value, expected))
+
+    def _remove(self, event: BlockRemoved) -> None:
+        if event.block_hashes:
+            tier = _tier(event)
+            self.events.append(BlocksRemoved(event.block_hashes, tier, event.group_idx or 0))
+            if self.salted and tier == DEVICE:
+                _remember(self.salted, event.block_hashes, None)
+
+    def _store(self, event: BlockStored) -> None:
+        """Add the usable start of a run of blocks; the rest is dropped."""
+        size, blocks = self.block_size, len(event.block_hashes)
+        if event.block_size != size:
+            self._drop(DropCode.BLOCK_SIZE_MISMATCH, blocks, event.block_size, size)
+            return
+        adapter = event.lora_name or None
+        if adapter is None and event.lora_id is not None:
+            adapter = self.adapter_names.get(event.lora_id)
+            if adapter is None:
+                self._drop(DropCode.UNKNOWN_ADAPTER, blocks, event.lora_id, "a name")
+                return
+        eagle = self.is_eagle or isinstance(event, PairsStored)
+        salt, keyed = _extra_keys(event, adapter) if event.extra_keys else (None, blocks)
+        usable = self._usable_blocks(event, min(keyed, blocks), eagle)
+        if usable == 0:
+            return
+        namespace = self.cache_namespace
+        if self.salted is not None:
+            if event.parent_block_hash is not None:
+                salt = self.salted.get(event.parent_block_hash)
+            _remember(self.salted, event.block_hashes, salt)
+            namespace, salt = salt or namespace, None
+        tokens, needed = event.token_ids, usable * size + eagle
+        local = local_block_hashes(
+            tokens if len(tokens) == needed else tokens[:needed],
+            size,
+            lora_name=adapter,
+            cache_namespace=namespace,
+            cache_salt=salt,
+            is_eagle=eagle,
+        )
+        hashes = event.block_hashes if usable == blocks else event.block_hashes[:usable]
+        tier, group = _tier(event), event.group_idx or 0
+        stored = BlocksStored(event.parent_block_hash, hashes, local, tier, group, tier == DEVICE)
+        self.events.append(stored)
+        self.pairs = isinstance(event, PairsStored)
+
+    def _usable_blocks(self, event: BlockStored, keyed: int, eagle: bool) -> int:
+        """How many blocks of a run the index can use: at most the first ``keyed``, and those of
+        which the event has all tokens."""
+        blocks, tokens = len(event.block_hashes), len(event.token_ids)
+        if keyed < blocks:
+            # The blocks after it are its descendants, so they could not be matched either.
+            self._drop(DropCode.EXTRA_KEYS_NOT_MODELLED, blocks - keyed, keyed, "none")
+        complete = max(0, tokens - eagle) // self.block_size
+        if event.kv_cache_spec_kind is not None and complete > blocks:
+            self._drop(DropCode.BLOCKS_NOT_LISTED, blocks, complete, blocks)
+            return 0
+        if complete < keyed:
+            needed = keyed * self.block_size + eagle
+            self._drop(DropCode.TOKEN_IDS_TOO_SHORT, keyed - complete, tokens, needed)
+        return min(complete, keyed)
+
+    def _store_window(self, event: BlockStored) -> None:
+        """Add the blocks of a group with a sliding window, by name: an engine lists only those that
+        a later prompt can reuse, which may be none."""
+        blocks, window = event.block_hashes, event.kv_cache_spec_sliding_window
+        if not window or window < 0 or not event.block_size or event.block_size % self.block_size:
+            # Blocks smaller than the router's have names that it does not know.
+            self._drop(DropCode.GROUP_IGNORED, len(blocks), "sliding_window", _EXPECTED)
+        elif blocks:
+            needed = -(-(window - 1) // event.block_size)
+            span = event.block_size // self.block_size
+            group = event.group_idx or 0
+            self.events.append(WindowStored(group, blocks, needed, span, _tier(event)))
 
 
 def _refusal(event: BlockStored | BlockRemoved) -> Drop | None:
-    blocks = len(event.block_hashes)
-    if isinstance(event, BlockStored) and event.block_size and not _is_modelled(event):
-        kind = event.kv_cache_spec_kind or "unknown"
-        return Drop(DropCode.GROUP_IGNORED, blocks, kind[:64], _EXPECTED)
+    """Why the index cannot use an event, whatever its tokens are."""
+    blocks, described = len(event.block_hashes), True
+    if isinstance(event, BlockStored):
+        described = bool(event.block_size)
+        if described and not _is_modelled(event):
+            kind = event.kv_cache_spec_kind or "unknown"
+            return Drop(DropCode.GROUP_IGNORED, blocks, kind[:64], _EXPECTED)
     if event.medium is not None and event.medium.upper() not in TIERS:
         return Drop(DropCode.UNKNOWN_MEDIUM, blocks, event.medium[:64], ", ".join(TIERS))
     if event.locality is not None and event.locality.upper() not in _LOCALITIES:
         where = f"{event.medium or 'GPU'} at {event.locality}"[:64]
         return Drop(DropCode.UNKNOWN_MEDIUM, blocks, where, "LOCAL or REMOTE")
-    if isinstance(event, BlockStored) and not event.block_size and _tier(event) != DEVICE:
+    if not described and _tier(event) != DEVICE:
         return Drop(DropCode.TIER_NOT_DESCRIBED, blocks, event.medium or "remote", "tokens")
     return None
 
@@ -242,65 +330,6 @@ def _tier(event: BlockStored | BlockRemoved) -> str:
     return DEVICE if event.medium is None else TIERS[event.medium.upper()]
 
 
-def _usable_blocks(
-    event: BlockStored,
-    block_size: int,
-    adapter_names: Mapping[int, str],
-    cache_namespace: str | None,
-    is_eagle: bool,
-    salted: dict[int, str] | None,
-    drops: list[Drop],
-) -> BlocksStored | None:
-    """The usable start of a run of blocks; the rest is added to ``drops``."""
-    blocks = len(event.block_hashes)
-    if event.block_size != block_size:
-        drops.append(Drop(DropCode.BLOCK_SIZE_MISMATCH, blocks, event.block_size, block_size))
-        return None
-    adapter = event.lora_name or None
-    if adapter is None and event.lora_id is not None:
-        adapter = adapter_names.get(event.lora_id)
-        if adapter is None:
-            drops.append(Drop(DropCode.UNKNOWN_ADAPTER, blocks, event.lora_id, "a name"))
-            return None
-    usable = blocks
-    salt, keyed = _extra_keys(event, adapter) if event.extra_keys else (None, None)
-    if keyed is not None and keyed < usable:
-        # The blocks after it are its descendants, so they could not be matched either.
-        drops.append(Drop(DropCode.EXTRA_KEYS_NOT_MODELLED, usable - keyed, keyed, "none"))
-        usable = keyed
-    tokens = event.token_ids
-    complete = max(0, len(tokens) - is_eagle) // block_size
-    if event.kv_cache_spec_kind is not None and complete > blocks:
-        drops.append(Drop(DropCode.BLOCKS_NOT_LISTED, blocks, complete, blocks))
-        return None
-    if complete < usable:
-        needed = usable * block_size + is_eagle
-        drops.append(Drop(DropCode.TOKEN_IDS_TOO_SHORT, usable - complete, len(tokens), needed))
-        usable = complete
-    if usable == 0:
-        return None
-    if salted is not None:
-        if event.parent_block_hash is not None:
-            salt = salted.get(event.parent_block_hash)
-        _remember(salted, event.block_hashes, salt)
-        cache_namespace, salt = salt or cache_namespace, None
-    if complete != usable:
-        tokens = tokens[: usable * block_size + is_eagle]
-    local = local_block_hashes(
-        tokens,
-        block_size,
-        lora_name=adapter,
-        cache_namespace=cache_namespace,
-        cache_salt=salt,
-        is_eagle=is_eagle,
-    )
-    hashes = event.block_hashes if usable == blocks else event.block_hashes[:usable]
-    tier = _tier(event)
-    return BlocksStored(
-        event.parent_block_hash, hashes, local, tier, event.group_idx or 0, tier == DEVICE
-    )
-
-
 def _remember(salted: dict[int, str], names: Sequence[int], salt: str | None) -> None:
     if salt is not None:
         if len(salted) > _MAX_SALTED:
@@ -309,21 +338,6 @@ def _remember(salted: dict[int, str], names: Sequence[int], salt: str | None) ->
     elif salted:
         for name in names:
             salted.pop(name, None)
-
-
-def _window(event: BlockStored, block_size: int, drops: list[Drop]) -> WindowStored | None:
-    """The blocks of a group with a sliding window, by name: an engine lists only those that a
-    later prompt can reuse, which may be none."""
-    blocks, window = event.block_hashes, event.kv_cache_spec_sliding_window
-    if not window or window < 0 or not event.block_size or event.block_size % block_size:
-        # Blocks smaller than the router's have names that it does not know.
-        drops.append(Drop(DropCode.GROUP_IGNORED, len(blocks), "sliding_window", _EXPECTED))
-        return None
-    if not blocks:
-        return None
-    needed = -(-(window - 1) // event.block_size)
-    span = event.block_size // block_size
-    return WindowStored(event.group_idx or 0, blocks, needed, span, _tier(event))
 
 
 def _group_in_place_of_full_attention(batch: EventBatch) -> int | None:
@@ -342,8 +356,8 @@ def _group_in_place_of_full_attention(batch: EventBatch) -> int | None:
     return first
 
 
-def _extra_keys(event: BlockStored, adapter: str | None) -> tuple[str | None, int | None]:
-    """(cache salt of the prompt, the first block that has other keys).
+def _extra_keys(event: BlockStored, adapter: str | None) -> tuple[str | None, int]:
+    """(cache salt of the prompt, how many blocks of the run come before one with other keys).
 
     vLLM puts the adapter's name (older releases: its id) into every block's keys and the salt into
     those of a prompt's first block, as plain text; images and embeddings are pairs or bytes.
@@ -356,7 +370,7 @@ def _extra_keys(event: BlockStored, adapter: str | None) -> tuple[str | None, in
             salt = left[0]
         elif left:
             return salt, i
-    return salt, None
+    return salt, len(event.block_hashes)
 
 
 def _keys_beside_adapter(keys: Any, event: BlockStored, adapter: str | None) -> list[Any]:

@@ -71,18 +71,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def vllm_version() -> str:
-    """Ends the run if there is no vLLM: a suite that skips itself would look like a green one."""
-    if not VLLM_PYTHON:
-        pytest.exit("DYNCTL_VLLM_PYTHON is not set; run `make test-vllm`", returncode=2)
-    asked = "from importlib.metadata import version; print(version('vllm'))"
+    return installed_version("vllm", VLLM_PYTHON)
+
+
+def installed_version(package: str, python: str) -> str:
+    """The version of an engine; ends the run if there is none: a suite that skips itself would look
+    like a green one."""
+    if not python:
+        variable = f"DYNCTL_{package.upper()}_PYTHON"
+        pytest.exit(f"{variable} is not set; run `make test-{package}`", returncode=2)
+    asked = f"from importlib.metadata import version; print(version({package!r}))"
     try:
         done = subprocess.run(
-            [VLLM_PYTHON, "-c", asked],
-            capture_output=True,
-            text=True,
-            timeout=patience(60),
-            check=True,
+            [python, "-c", asked], capture_output=True, text=True, timeout=patience(60), check=True
         )
     except (OSError, subprocess.SubprocessError) as error:
-        pytest.exit(f"{VLLM_PYTHON} has no vllm: {error}; run `make test-vllm`", 2)
+        pytest.exit(f"{python} has no {package}: {error}; run `make test-{package}`", 2)
     return done.stdout.strip()

@@ -6,9 +6,9 @@ That of a recording: :mod:`dynctl.simulation.replay.recorded`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import cycle, islice
+from itertools import cycle, islice, repeat
 from typing import Any, Final
 
 from dynctl.base.errors import UsageProblem
@@ -107,33 +107,34 @@ def fleet_of_places(planned: PlannedFleet, ranks: int) -> FleetSource:
     total = sum(cell.prefill + cell.decode for cell in planned.cells)
     total += sum(group.workers for group in planned.floating)
     _check_size(planned.source, total)
+    workers: list[SimulatedWorker] = []
+    for role, value in _planned_places(planned, notes):
+        domains = {} if value is None else {planned.domain: value}
+        workers.append(SimulatedWorker(len(workers) + 1, Role(role), domains, ranks))
+    enforcement = next(iter(planned.in_force.values()), None)
+    return FleetSource(
+        planned.source,
+        tuple(workers),
+        planned.domain,
+        None if enforcement in (None, "none", "mixed") else enforcement,
+        notes=tuple(notes),
+    )
 
-    seats: list[tuple[str, str | None]] = []
+
+def _planned_places(planned: PlannedFleet, notes: list[str]) -> Iterator[tuple[str, str | None]]:
+    """Role and value of the domain of each worker; None: it is in no place."""
     for cell in planned.cells:
-        seats += [("prefill", cell.value)] * cell.prefill + [("decode", cell.value)] * cell.decode
+        yield from repeat(("prefill", cell.value), cell.prefill)
+        yield from repeat(("decode", cell.value), cell.decode)
     values = [cell.value for cell in planned.cells if cell.value is not None]
     for group in planned.floating:
         allowed = [value for value in values if group.may_land_in(value)]
-        turns = islice(cycle(allowed or [None]), group.workers)
-        seats += [(group.role, value) for value in turns]
+        yield from islice(zip(repeat(group.role), cycle(allowed or [None])), group.workers)
         if allowed:
             notes.append(
                 f"{group.workers:,} {group.role} workers are not pinned to a {planned.domain}: "
                 f"spread over {', '.join(allowed[:5])}"
             )
-    enforcement = next(iter(planned.in_force.values()), None)
-    return FleetSource(
-        planned.source,
-        tuple(
-            SimulatedWorker(
-                number, Role(role), {} if value is None else {planned.domain: value}, ranks
-            )
-            for number, (role, value) in enumerate(seats, 1)
-        ),
-        planned.domain,
-        None if enforcement in (None, "none", "mixed") else enforcement,
-        notes=tuple(notes),
-    )
 
 
 def fleet_of_live(source: str, rows: Sequence[WorkerRow], model: str | None) -> FleetSource:

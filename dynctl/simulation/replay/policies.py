@@ -74,16 +74,10 @@ def _policy(text: str) -> tuple[Policy, Sequence[str]]:
         label = ""
     typed = f"--policy {text}"
     flags: dict[str, str | bool] = {}
-    preset: str | None = None
-    if base in BUILT_IN:
-        values: Mapping[str, Any] = BUILT_IN[base][0]
-    elif base in PRESETS:
-        values, preset = {}, base
-    else:
-        values, preset = _file_settings(Path(base), typed)
-        label = label or Path(base).stem
+    values, preset = _base_settings(base, typed)
     if not label:
-        label = text if settings else base
+        is_name = base in BUILT_IN or base in PRESETS
+        label = (text if settings else base) if is_name else Path(base).stem
     for name, value in values.items():
         flags |= _flag(typed, str(name), value)
     for setting in settings:
@@ -118,9 +112,13 @@ def _flag(typed: str, name: str, value: Any) -> dict[str, str | bool]:
     return {flag: "none" if value is None else str(value)}
 
 
-def _file_settings(path: Path, typed: str) -> tuple[Mapping[str, Any], str | None]:
-    """The settings of a file, and the preset on which they build."""
-    values = dict(_file(path, typed))
+def _base_settings(base: str, typed: str) -> tuple[Mapping[str, Any], str | None]:
+    """The settings of a name or a file, and the preset on which they build."""
+    if base in BUILT_IN:
+        return BUILT_IN[base][0], None
+    if base in PRESETS:
+        return {}, base
+    values = dict(_file(Path(base), typed))
     preset = values.pop("preset", None)
     if preset is not None and preset not in PRESETS:
         raise UsageProblem(f"{typed}: preset {preset!r}; expected one of {', '.join(PRESETS)}")

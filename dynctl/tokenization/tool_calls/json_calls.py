@@ -70,14 +70,16 @@ class JsonFormat:
             calls = self._read_unfinished(text, body)
         if calls is not None:
             return Parsed(calls, before)
+        return self._without_json(text, body, before, final=final)
+
+    def _without_json(self, text: str, body: str, before: str, *, final: bool) -> Parsed:
+        """What a text contains whose body is not the JSON of calls."""
+        starts, ends = self.start in text, any(mark in text for mark in self.ends)
+        if body and self.drops and (starts or ends) and (final or (self.leading and ends)):
+            return Parsed(self._read_calls(self._without_marks(body)) or (), "")
         if not body:
             return Parsed((), "")
-        starts, ends = self.start in text, any(mark in text for mark in self.ends)
-        if self.drops and (starts or ends) and (final or (self.leading and ends)):
-            return Parsed(self._read_calls(self._without_marks(body)) or (), "")
-        if self.hides and starts and ends:
-            return Parsed((), before)
-        return Parsed((), text)
+        return Parsed((), before if self.hides and starts and ends else text)
 
     def _read_calls(self, text: str) -> tuple[ToolCall, ...] | None:
         return read_calls(text, names_only=self.names_only)

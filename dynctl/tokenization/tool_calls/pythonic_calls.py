@@ -75,11 +75,8 @@ def _calls(source: str, *, final: bool) -> tuple[ToolCall, ...] | None:
     """
     if len(source) > MAX_TOKENS and sum(1 for _ in _TOKEN.finditer(source)) > MAX_TOKENS:
         raise ToolCallError(f"wrote more than {MAX_TOKENS} words and marks in one tool call")
-    # Dynamo reads NUL in texts, which Python does not. An escape may make any character.
-    stand_in = ""
-    if "\0" in source and "\\" not in source:
-        stand_in = next((each for each in _PRIVATE if each not in source), "")
-        source = source.replace("\0", stand_in or "\0")
+    stand_in = _nul_stand_in(source)
+    source = source.replace("\0", stand_in or "\0")
     tree = _parse_python(source, final=final)
     if tree is None or any(map(_has_twins, ast.walk(tree))):
         return None
@@ -90,6 +87,14 @@ def _calls(source: str, *, final: bool) -> tuple[ToolCall, ...] | None:
         for number, each in enumerate(elements, 1)
         if isinstance(each, ast.Call) and isinstance(each.func, ast.Name)
     )
+
+
+def _nul_stand_in(source: str) -> str:
+    """A character in place of NUL, which Dynamo reads in texts and Python does not; empty without
+    one. An escape may make any character."""
+    if "\0" not in source or "\\" in source:
+        return ""
+    return next((each for each in _PRIVATE if each not in source), "")
 
 
 def _parse_python(source: str, *, final: bool) -> ast.Expression | None:

@@ -325,14 +325,19 @@ def _check(read: _ChatBody | _CompletionBody, nvext: NvExt) -> None:
     if read.stream_options is not None and not read.stream:
         problem = "is only allowed when stream is true"
         raise RequestError(400, "conflict", "stream_options", problem)
-    if (read.n or 1) > 1 and nvext.wants("completion_token_ids"):
-        problem = "completion_token_ids are only supported with one choice"
-        raise RequestError(400, "conflict", "nvext.extra_fields", problem)
-    if (read.n or 1) > 1 and read.temperature == 0:
-        problem = "expected more than 0 with n above 1, got 0"
-        raise RequestError(400, "conflict", "temperature", problem)
+    if read.n is not None and read.n > 1:
+        _check_several_choices(read, nvext)
     for token, bias in (read.logit_bias or {}).items():
         _check_bias(token, bias)
+
+
+def _check_several_choices(read: _ChatBody | _CompletionBody, nvext: NvExt) -> None:
+    if nvext.wants("completion_token_ids"):
+        problem = "completion_token_ids are only supported with one choice"
+        raise RequestError(400, "conflict", "nvext.extra_fields", problem)
+    if read.temperature == 0:
+        problem = "expected more than 0 with n above 1, got 0"
+        raise RequestError(400, "conflict", "temperature", problem)
 
 
 def _check_bias(token: str, bias: Any) -> None:

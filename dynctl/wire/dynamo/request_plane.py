@@ -33,6 +33,7 @@ _SHORT: Final = struct.Struct(">H")
 NO_CONTEXT: Final[Mapping[str, str]] = {}
 _TRACEPARENT: Final = re.compile("00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _CLIENT_ID: Final = re.compile("[!-~]{1,256}")
+_PORT: Final = re.compile("[0-9]{1,5}")
 
 Buffer = bytes | memoryview
 
@@ -47,14 +48,13 @@ class Address(NamedTuple):
 
 def parse_address(address: str) -> Address:
     """Read ``HOST:PORT/ID/NAMESPACE/COMPONENT/ENDPOINT``; an IPv6 host has brackets."""
-    location, slash, path = address.partition("/")
-    host, colon, port = location.rpartition(":")
+    location, _, path = address.partition("/")
+    host, _, port = location.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
-    port_number = int(port) if port.isascii() and port.isdigit() and len(port) <= 5 else 0
-    if not (slash and path and colon and host and 0 < port_number < 65536):
+    if not (host and path and _PORT.fullmatch(port) and 0 < int(port) < 65536):
         raise WireError("address", f"expected HOST:PORT/PATH, got {printable(address)!r}")
-    return Address(host, port_number, path)
+    return Address(host, int(port), path)
 
 
 def format_host_port(host: str, port: int) -> str:
