@@ -152,7 +152,7 @@ class IsolatedParts:
         self._limits = limits or ChildLimits(memory_bytes=_TEMPLATE_BYTES if small else 3 << 30)
         self._lock = threading.Lock()
         self._data = _wire(parts)
-        self._child: _Child | None = None
+        self._child: _PartsProcess | None = None
         self.shapes: dict[str, ContentShape] = {}
         self._child = self._first()
         self._check()
@@ -198,20 +198,20 @@ class IsolatedParts:
     # -- inside ------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _running(self) -> Iterator[_Child]:
+    def _running(self) -> Iterator[_PartsProcess]:
         """The child, or a new one. It is given up where it exceeds a limit."""
         with self._lock:
             if self._child is None:
-                self._child, _ = self._load_parts(_Child(self._limits))
+                self._child, _ = self._load_parts(_PartsProcess(self._limits))
             try:
                 yield self._child
             except _Exceeded:
                 self._child = None
                 raise
 
-    def _first(self) -> _Child:
+    def _first(self) -> _PartsProcess:
         """The first child, with the errors of parts that cannot be loaded."""
-        child = _Child(self._limits)
+        child = _PartsProcess(self._limits)
         try:
             _, loaded = self._load_parts(child)
         except _Exceeded as problem:
@@ -227,7 +227,7 @@ class IsolatedParts:
         self.shapes = {name: ContentShape(*shape) for name, shape in loaded.shapes.items()}
         return child
 
-    def _load_parts(self, child: _Child) -> tuple[_Child, _Loaded]:
+    def _load_parts(self, child: _PartsProcess) -> tuple[_PartsProcess, _Loaded]:
         """The child when it has loaded the parts, and its answer."""
         child.ask(_LOAD, self._data)
         child.loads_templates = True
@@ -336,7 +336,7 @@ def _chat_bytes(name: str, variables: Mapping[str, Any]) -> bytes:
         ) from None
 
 
-class _Child:
+class _PartsProcess:
     """One process. It ends with this object. ``loads_templates``: it has loaded the tokenizer."""
 
     def __init__(self, limits: ChildLimits) -> None:
@@ -434,7 +434,7 @@ def serve() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     with contextlib.suppress(OSError):
         os.nice(5)
-    served: _Served | None = None
+    served: _ServedParts | None = None
     while (message := _read(sys.stdin.buffer)) is not None:
         kind, data = message
         with _cpu_limit(load_s if kind == _LOAD else text_s):
@@ -459,9 +459,9 @@ def serve() -> None:
         _answer(*answer)
 
 
-def _load(data: bytes, seconds: float, per_byte: int, few: int) -> _Served:
+def _load(data: bytes, seconds: float, per_byte: int, few: int) -> _ServedParts:
     """The parts, with an answer for the tokenizer and one for the templates."""
-    served = _Served(data, per_byte, few)
+    served = _ServedParts(data, per_byte, few)
     _answer(_DONE, b"")
     with _cpu_limit(seconds):
         shapes = served.compile_templates()
@@ -506,7 +506,7 @@ def _short_reason(error: BaseException) -> str:
     return str(error)[:_REASON_CHARS].encode("utf-8", "replace").decode()
 
 
-class _Served:
+class _ServedParts:
     """The parts in the child."""
 
     def __init__(self, data: bytes, per_byte: int, few: int) -> None:

@@ -14,7 +14,7 @@ from dynctl.adapters.ports import AccessReview
 from dynctl.health.deployment import Deployment
 from dynctl.health.facts import Unread
 from dynctl.manifests.files import Manifest
-from dynctl.wire.kubernetes.objects import Endpoint, Node, Pod, PodEvent, Workload
+from dynctl.wire.kubernetes.objects import Endpoint, KubeDeployment, Node, Pod, PodEvent
 from dynctl.wire.kubernetes.worker_metadata import WorkerMetadata
 
 T = TypeVar("T")
@@ -112,7 +112,7 @@ class ClusterFacts:
     events: Listing[PodEvent] = ()
     endpoints: Listing[Endpoint] = ()
     metadata: Listing[WorkerMetadata] = ()
-    operators: Listing[Workload] = ()
+    operators: Listing[KubeDeployment] = ()
     operator_accounts: tuple[Account, ...] = ()
     worker_accounts: tuple[Account, ...] = ()
     grove_sets: Listing[str] = ()

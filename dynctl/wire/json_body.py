@@ -118,7 +118,7 @@ def _request_error(text: str, value: Any, kind: Any, path: str) -> RequestError:
     """The error for msgspec's ``text``; msgspec reports the place and not the value."""
     at = _AT.search(text)
     problem = text[: at.start()] if at else text
-    place = _Place(value, _plain(inspect.type_info(kind)), path, _is_private(path))
+    place = _BodyPlace(value, _plain(inspect.type_info(kind)), path, _is_private(path))
     for step in _STEP.finditer(at["path"] if at else ""):
         place.enter(step)
     if at and at["key"]:
@@ -136,7 +136,7 @@ def _request_error(text: str, value: Any, kind: Any, path: str) -> RequestError:
 
 
 @dataclass(slots=True)
-class _Place:
+class _BodyPlace:
     """A value inside a body, the type that it should have, and whether errors must not show it."""
 
     value: Any

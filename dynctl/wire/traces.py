@@ -65,7 +65,7 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(slots=True)
-class Skipped:
+class SkippedLines:
     """Bad lines or records that were left out: how many, and the first of them with the reason."""
 
     count: int = 0
@@ -77,7 +77,7 @@ class Skipped:
             self.problems.append(problem)
 
 
-class _Line(msgspec.Struct, gc=False):
+class _MooncakeLine(msgspec.Struct, gc=False):
     """A line of Mooncake's format; fields after ``hash_ids`` are additions that may be missing."""
 
     timestamp: float
@@ -113,7 +113,7 @@ def read_trace(
     path: Path,
     *,
     block_size: int = MOONCAKE_BLOCK,
-    skipped: Skipped | None = None,
+    skipped: SkippedLines | None = None,
 ) -> Iterator[TraceRequest]:
     """The requests of a trace, one line at a time; times start where the trace has them.
 
@@ -208,7 +208,7 @@ def _numbered_lines(lines: BinaryIO, path: Path) -> Iterator[tuple[int, bytes]]:
 
 # -- Mooncake --------------------------------------------------------------------------------------
 
-_decode_line = msgspec.json.Decoder(_Line).decode
+_decode_line = msgspec.json.Decoder(_MooncakeLine).decode
 
 
 def _mooncake(line: bytes, number: int, block_size: int) -> TraceRequest:

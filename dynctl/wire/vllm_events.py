@@ -137,7 +137,7 @@ class EventBatch(Struct, frozen=True, gc=False):
     unknown_fields: int = 0
 
 
-class Limits(Struct, frozen=True):
+class BatchLimits(Struct, frozen=True):
     """Bounds of one batch; a payload beyond them is refused as a whole.
 
     The defaults allow 1M tokens published at once, which is more than a hundred times one step of a
@@ -150,7 +150,7 @@ class Limits(Struct, frozen=True):
     block_hashes: int = 1024 * 1024
 
 
-DEFAULT_LIMITS: Final = Limits()
+DEFAULT_LIMITS: Final = BatchLimits()
 
 
 class _PositionalStored(BlockStored, frozen=True, array_like=True, gc=False):
@@ -188,7 +188,7 @@ _any_decoder: Final = msgspec.msgpack.Decoder()
 _encoder: Final = msgspec.msgpack.Encoder()
 
 
-def decode_batch(payload: bytes, limits: Limits = DEFAULT_LIMITS) -> EventBatch:
+def decode_batch(payload: bytes, limits: BatchLimits = DEFAULT_LIMITS) -> EventBatch:
     """Decode a batch from msgpack.
 
     Block hashes become u64: a signed one is reinterpreted, bytes (vLLM's sha256) give their last
@@ -402,7 +402,7 @@ def _as_u64(value: Any, where: str, place: int | None = None) -> int:
     )
 
 
-def _check_limits(batch: EventBatch, limits: Limits) -> None:
+def _check_limits(batch: EventBatch, limits: BatchLimits) -> None:
     events = len(batch.events) + len(batch.unknown_types)
     if events > limits.events:
         raise WireError("events", f"{events} events, expected at most {limits.events}")

@@ -26,7 +26,7 @@ from dynctl.serving.http.process import ServingProcess
 from dynctl.serving.http.server import build_frontend
 from dynctl.serving.routing.config import FrontendConfig
 from dynctl.simulation.engine.cache_events import (
-    Stored,
+    CacheStored,
 )
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.engine.process import start_engine
@@ -38,12 +38,12 @@ ENGINES, BLOCKS, TOKENS = 4, 32, 16
 KEPT, MORE = 4_000, 16_000
 
 
-def prompt(number: int) -> Stored:
+def prompt(number: int) -> CacheStored:
     """One prompt of new blocks."""
     draw = random.Random(number)
     hashes = tuple(draw.getrandbits(63) for _ in range(BLOCKS))
     tokens = tuple(draw.randbytes(BLOCKS * TOKENS))
-    return Stored(None, hashes, tokens, None)
+    return CacheStored(None, hashes, tokens, None)
 
 
 def config(workers: tuple[str, ...], *peers: str) -> FrontendConfig:

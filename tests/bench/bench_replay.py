@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from dynctl.simulation.engine.config import EngineConfig
-from dynctl.simulation.replay.fleet import Policy, SimulatedFleet, SimulatedWorker
+from dynctl.simulation.replay.fleet import ReplayPolicy, SimulatedFleet, SimulatedWorker
 from dynctl.simulation.replay.simulation import simulate
 from dynctl.simulation.replay.workloads import generate, workload
 from dynctl.wire.traces import TraceRequest, read_trace
@@ -53,12 +53,12 @@ def rates(name: str, trace: Sequence[TraceRequest], rounds: int) -> list[Row]:
     rows = []
     blocks = sum(len(one.hash_ids) for one in trace) / len(trace)
     for mode in ("kv", "round-robin"):
-        policy = Policy(mode, RouterConfig(router_mode=mode))
+        policy = ReplayPolicy(mode, RouterConfig(router_mode=mode))
         run = partial(simulate, fleet=fleet(), policy=policy)
         best = max(rate(trace, run) for _ in range(rounds))
         title = f"{name}, {blocks:.0f} blocks a prompt, {mode}"
         rows.append(row(title, "requests/s", best, None, _AIM, better="higher"))
-    policy = Policy("kv", RouterConfig())
+    policy = ReplayPolicy("kv", RouterConfig())
     run = partial(simulate, fleet=fleet(), policy=policy, lean=False)
     rows.append(row(f"{name}, kv, by a whole Router", "requests/s", rate(trace, run)))
     return rows
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--peak", type=int, help="replay so many requests, print the peak in MB")
     arguments = parser.parse_args()
     if arguments.peak:
-        policy = Policy("kv", RouterConfig())
+        policy = ReplayPolicy("kv", RouterConfig())
         simulate(chat(arguments.peak), fleet(), policy, most_blocks=_MOST_BLOCKS)
         print(_high_water_mb())
         return

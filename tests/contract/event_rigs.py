@@ -24,14 +24,14 @@ from dynctl.wire.dynamo.discovery import (
     ZmqTransport,
 )
 from dynctl.wire.dynamo.events import Envelope, encode_envelope, encode_zmq_frames
-from dynctl.wire.dynamo.payload import Limits
+from dynctl.wire.dynamo.payload import PayloadLimits
 from tests.contract.nats_server import NatsServer
 from tests.contract.zmq_publisher import PATIENCE, ScriptedPublisher
 from tests.memory_planes import MemoryEventPlane
 from tests.waiting import patience
 
 SCOPE = EndpointId("dynamo", "backend", "generate")
-LIMITS = Limits(payload_bytes=2000)  # small, so that a test can pass it
+LIMITS = PayloadLimits(payload_bytes=2000)  # small, so that a test can pass it
 NAME = 0x1D193C1B93FE90
 
 

@@ -14,8 +14,8 @@ from dynctl.adapters.zmq.kv_event_source import KvEventSource, StreamBounds
 from dynctl.adapters.zmq.kv_events import ZmqKvEvents
 from dynctl.base.tasks import end_tasks
 from dynctl.simulation.engine.cache_events import (
-    Removed,
-    Stored,
+    CacheRemoved,
+    CacheStored,
 )
 from dynctl.simulation.engine.config import EngineConfig, Faults
 from dynctl.simulation.engine.faults import FaultState
@@ -26,8 +26,8 @@ from tests.contract.zmq_publisher import Recorder, running
 TOKENS = tuple(range(8))
 
 
-def block(number: int) -> Stored:
-    return Stored(None, (500 + number,), TOKENS, None)
+def block(number: int) -> CacheStored:
+    return CacheStored(None, (500 + number,), TOKENS, None)
 
 
 class EngineBench:
@@ -74,8 +74,8 @@ async def bench():
 
 async def test_stored_and_removed_reach_the_index(bench):
     async with running(bench.follower.run()):
-        bench.publisher.publish([block(0), Removed((500,))])
-        bench.publisher.publish([Stored(500, (501, 502), TOKENS + TOKENS, "adapter")])
+        bench.publisher.publish([block(0), CacheRemoved((500,))])
+        bench.publisher.publish([CacheStored(500, (501, 502), TOKENS + TOKENS, "adapter")])
         await bench.recorder.until_seq(1)
     updates = [value for value in bench.recorder.values if isinstance(value, IndexUpdate)]
     plain = local_block_hashes(TOKENS, 8)

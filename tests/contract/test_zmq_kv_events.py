@@ -22,7 +22,7 @@ from dynctl.adapters.zmq.kv_event_source import (
 from dynctl.adapters.zmq.kv_events import ZmqKvEvents
 from dynctl.base.tasks import LoopShare
 from dynctl.serving.routing.config import Limits as FrontendLimits
-from dynctl.wire.vllm_events import Limits, decode_message, encode_batch, encode_seq
+from dynctl.wire.vllm_events import BatchLimits, decode_message, encode_batch, encode_seq
 from router_core import (
     BlocksStored,
     Cleared,
@@ -476,7 +476,7 @@ async def test_unreadable_messages_are_counted_and_told_once(bench):
 
 async def test_batch_over_the_bound_is_refused(bench):
     publisher = bench.publisher()
-    follower = bench.follower(publisher, bounds=StreamBounds(batch=Limits(payload_bytes=500)))
+    follower = bench.follower(publisher, bounds=StreamBounds(batch=BatchLimits(payload_bytes=500)))
     async with running(follower.run()):
         await publisher.subscribed()
         await publisher.send(0, batch(0, *[stored(n) for n in range(12)]))
@@ -488,7 +488,7 @@ async def test_batch_over_the_bound_is_refused(bench):
 @pytest.mark.parametrize("replay", [True, False])
 async def test_message_over_the_limit_of_the_socket_does_not_end_the_stream(bench, replay):
     publisher = bench.publisher(replay=replay)
-    small = StreamBounds(idle_check=600.0, batch=Limits(payload_bytes=1000))
+    small = StreamBounds(idle_check=600.0, batch=BatchLimits(payload_bytes=1000))
     follower = bench.follower(publisher, bounds=small)
     async with running(follower.run()):
         for life in range(3):

@@ -22,7 +22,7 @@ import aiohttp
 import httpx
 
 from dynctl.simulation.engine.config import EngineConfig
-from dynctl.simulation.replay.fleet import Policy, SimulatedFleet, SimulatedWorker
+from dynctl.simulation.replay.fleet import ReplayPolicy, SimulatedFleet, SimulatedWorker
 from dynctl.simulation.replay.simulation import simulate
 from dynctl.simulation.replay.workloads import generate, workload
 from dynctl.wire.traces import TraceRequest
@@ -137,7 +137,7 @@ def simulated() -> Measured:
         decode_itl_ms=ITL_MS,
     )
     workers = tuple(SimulatedWorker(number) for number in range(1, WORKERS + 1))
-    result = simulate(TRACE, SimulatedFleet(workers, engine), Policy("kv", RouterConfig()), 1)
+    result = simulate(TRACE, SimulatedFleet(workers, engine), ReplayPolicy("kv", RouterConfig()), 1)
     assert result.counts.finished == REQUESTS
     assert result.ttft_s.p50 is not None
     return Measured(result.cache.hit_rate, result.ttft_s.p50)

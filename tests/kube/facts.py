@@ -85,7 +85,7 @@ def facts_of(
         if GRAPH_LABEL in body["metadata"].get("labels", {})
     )
     operators = tuple(
-        read.workload(body)
+        read.kube_deployment(body)
         for body in by_kind.get("Deployment", ())
         if body["metadata"].get("labels", {}).get("app.kubernetes.io/name") == OPERATOR_APP
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from dynctl.documents.recording import Finished
 from dynctl.simulation.engine.config import EngineConfig
-from dynctl.simulation.replay.fleet import Policy, SimulatedFleet, SimulatedWorker
+from dynctl.simulation.replay.fleet import ReplayPolicy, SimulatedFleet, SimulatedWorker
 from dynctl.simulation.replay.simulation import simulate
 from dynctl.simulation.replay.workloads import generate, workload
 from dynctl.wire.traces import TraceRequest
@@ -48,7 +48,7 @@ def test_hits_of_real_engines_are_the_simulated_ones(finding: Callable[[str], No
     requests = trace()
     engine = EngineConfig(block_size=BLOCK, total_blocks=BLOCKS - 1)
     workers = tuple(SimulatedWorker(number) for number in range(1, ENGINES + 1))
-    policy = Policy("round-robin", RouterConfig(router_mode="round-robin"))
+    policy = ReplayPolicy("round-robin", RouterConfig(router_mode="round-robin"))
     cached: dict[str, int] = {}
     result = simulate(
         requests,

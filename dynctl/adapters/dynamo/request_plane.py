@@ -25,7 +25,7 @@ from dynctl.wire.dynamo.request_plane import (
     Completed,
     FrameDecoder,
     RawItem,
-    Refused,
+    RequestRefused,
     Sentinel,
     Step,
     decode_reply,
@@ -202,7 +202,7 @@ class TcpRequestPlane:
         try:
             await response.called_home(home, timeout)
             step = await response.step(timeout, 0)
-            if isinstance(step, Refused):
+            if isinstance(step, RequestRefused):
                 response.finished = True
                 _fail(instance, f"returned an error: {step.error}", kind="refusal")
             if not isinstance(step, Begun):

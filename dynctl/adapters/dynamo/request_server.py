@@ -37,9 +37,9 @@ from dynctl.wire.dynamo.discovery import EndpointId, Instance, instance_of, nats
 from dynctl.wire.dynamo.request_plane import (
     MAX_HANDSHAKE_BYTES,
     FrameDecoder,
-    ReceivedRequest,
     RequestDecoder,
     Requested,
+    RoutedRequest,
     decode_body,
     encode_end,
     encode_handshake,
@@ -411,7 +411,7 @@ class RequestServer:
                 async with asyncio.timeout(self._limits.stall_s):
                     await writer.drain()
 
-    def _next_request(self, requests: RequestDecoder) -> ReceivedRequest | None:
+    def _next_request(self, requests: RequestDecoder) -> RoutedRequest | None:
         before = requests.waiting
         try:
             received = requests.next_request()
@@ -421,7 +421,7 @@ class RequestServer:
             self._make_memory()
         return received
 
-    def accept(self, received: ReceivedRequest) -> str:
+    def accept(self, received: RoutedRequest) -> str:
         """Start to answer; "" or the reason of the refusal."""
         refusal = self._refusal_of(received.path)
         if refusal:
@@ -439,7 +439,7 @@ class RequestServer:
     def _from_nats(self, path: str, payload: bytes, headers: Mapping[str, str]) -> str:
         """As :meth:`accept`. Dynamo's frontends do not read the reply, so that a refusal of what
         can be answered has to be the beginning of an answer."""
-        received = ReceivedRequest(path, headers, payload)
+        received = RoutedRequest(path, headers, payload)
         refusal = self._refusal_of(path)
         if not refusal and len(payload) > self._limits.request_bytes:
             refusal = (
@@ -478,7 +478,7 @@ class RequestServer:
 
     # -- answers
 
-    async def _answer(self, received: ReceivedRequest, requested: Requested) -> None:
+    async def _answer(self, received: RoutedRequest, requested: Requested) -> None:
         instance, *where = received.path.split("/")
         endpoint = EndpointId(*where)
         served = self._endpoints[endpoint]

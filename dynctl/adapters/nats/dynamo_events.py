@@ -29,7 +29,7 @@ from dynctl.base.errors import DynctlError, Unreachable, network_reason
 from dynctl.base.tasks import TURN_BYTES, TURN_MESSAGES, Supervisor, end_tasks
 from dynctl.wire.dynamo.discovery import EventChannel, NatsTransport
 from dynctl.wire.dynamo.events import Envelope, decode_envelope
-from dynctl.wire.dynamo.payload import DEFAULT_LIMITS, Limits
+from dynctl.wire.dynamo.payload import DEFAULT_LIMITS, PayloadLimits
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class NatsBounds:
 
     pending_messages: int = 65_536
     pending_bytes: int = 64 * 1024 * 1024
-    message: Limits = DEFAULT_LIMITS
+    message: PayloadLimits = DEFAULT_LIMITS
     dial: float = 2.0
     connect: float = 4.5
     retry: float = 0.1

@@ -31,7 +31,7 @@ from dynctl.base.decode_errors import WireError
 from dynctl.base.tasks import end_tasks
 from dynctl.wire.dynamo.discovery import EventChannel, ZmqTransport
 from dynctl.wire.dynamo.events import ENVELOPE_MARGIN_BYTES, decode_zmq_frames
-from dynctl.wire.dynamo.payload import DEFAULT_LIMITS, Limits
+from dynctl.wire.dynamo.payload import DEFAULT_LIMITS, PayloadLimits
 
 # ZMQ drops the connection at its own limit, so a message that is merely too big must stay below it
 # to be reported as one.
@@ -54,7 +54,7 @@ class ZmqBounds:
 
     queue_messages: int = 16_384
     queue_bytes: int = 128 * 1024 * 1024
-    message: Limits = DEFAULT_LIMITS
+    message: PayloadLimits = DEFAULT_LIMITS
     reconnect: float = 0.1
     reconnect_max: float = 2.0
     heartbeat: float = 5.0

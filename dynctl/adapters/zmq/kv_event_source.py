@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dynctl.wire.index_events import NO_ADAPTERS
-from dynctl.wire.vllm_events import DEFAULT_LIMITS, Limits
+from dynctl.wire.vllm_events import DEFAULT_LIMITS, BatchLimits
 
 _ANY_HOST: Final = frozenset({"*", "0.0.0.0", "[::]", "::"})  # noqa: S104 - dialled, never bound
 
@@ -77,7 +77,7 @@ class StreamBounds:
     replay_pause: float = 30.0
     replay_bytes: int = 1024 * 1024 * 1024
     idle_check: float = 30.0
-    batch: Limits = DEFAULT_LIMITS
+    batch: BatchLimits = DEFAULT_LIMITS
 
 
 DEFAULT_BOUNDS: Final = StreamBounds()

@@ -16,7 +16,12 @@ from dynctl.simulation.engine.config import timed_options
 
 if TYPE_CHECKING:
     from dynctl.documents.replay import ReplayReport, ReplayResult
-    from dynctl.simulation.replay.fleet import Objective, Policy, ReplicaSync, SimulatedFleet
+    from dynctl.simulation.replay.fleet import (
+        Objective,
+        ReplayPolicy,
+        SimulatedFleet,
+        SimulatedSync,
+    )
     from dynctl.simulation.replay.fleets import FleetSource
     from dynctl.simulation.replay.inputs import TraceInput
     from dynctl.wire.traces import TraceRequest
@@ -373,7 +378,7 @@ def replay(
     from dataclasses import replace
 
     from dynctl.screens.render import emit, talk
-    from dynctl.simulation.replay.fleet import Objective, ReplicaSync
+    from dynctl.simulation.replay.fleet import Objective, SimulatedSync
     from dynctl.simulation.replay.fleets import simulated_fleet
     from dynctl.simulation.replay.inputs import DEFAULT_BLOCK, TraceInput, speeds_of
     from dynctl.simulation.replay.policies import policies as named_policies
@@ -457,7 +462,7 @@ def replay(
         first=first,
         seeds=range(seed, seed + seeds),
         routers=routers,
-        sync=ReplicaSync("delayed" if sync else "none", sync_delay_ms / 1000),
+        sync=SimulatedSync("delayed" if sync else "none", sync_delay_ms / 1000),
         objective=Objective(
             2.0 if ttft_limit is None else ttft_limit,
             None if itl_limit_ms is None else itl_limit_ms / 1000,
@@ -498,7 +503,7 @@ def _fleet(
     ranks: int,
     model: str | None,
     trace: Path | None,
-) -> tuple[FleetSource, Policy | None]:
+) -> tuple[FleetSource, ReplayPolicy | None]:
     """The workers, and the policy of a live router where it is known. Raises UsageProblem.
 
     The workers of a recording that is replayed with its own settings are not read here.
@@ -554,10 +559,10 @@ def _repeats(options: GlobalOptions, trace: Path | None) -> bool:
     )
 
 
-def _live_policy(seen: Any) -> Policy:
+def _live_policy(seen: Any) -> ReplayPolicy:
     from dynctl.planning.prefill_load import prefill_model
     from dynctl.screens.render import talk
-    from dynctl.simulation.replay.fleet import Policy
+    from dynctl.simulation.replay.fleet import ReplayPolicy
     from router_core import SETTINGS, RouterConfig
 
     values = {row.name: row.value for row in seen.config().settings if row.known}
@@ -568,19 +573,19 @@ def _live_policy(seen: Any) -> Policy:
     except UsageProblem as error:
         talk(f"warning: policy live: {error.message}; the load of its prefills does not fall here")
         config = config.with_values({"router_prefill_load_model": "none"})
-    return Policy("live", config)
+    return ReplayPolicy("live", config)
 
 
 def _report(
     given: TraceInput,
     source: FleetSource,
     fleet: SimulatedFleet,
-    chosen: list[Policy],
+    chosen: list[ReplayPolicy],
     *,
     first: TraceRequest,
     seeds: range,
     routers: int,
-    sync: ReplicaSync,
+    sync: SimulatedSync,
     objective: Objective,
     allowed: float | None,
     factors: tuple[float, ...] | None,
@@ -598,7 +603,7 @@ def _report(
     total = given.limit or (given.workload.requests if given.workload is not None else None)
     progress = Progress(total)
 
-    def run(policy: Policy, seed: int, load: float) -> ReplayResult:
+    def run(policy: ReplayPolicy, seed: int, load: float) -> ReplayResult:
         progress.about = policy.name + (f", seed {seed}" if len(seeds) > 1 else "")
         if load != 1:
             progress.about += f", load x{load:g}"

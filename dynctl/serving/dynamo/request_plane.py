@@ -62,7 +62,7 @@ from dynctl.wire.dynamo.request_plane import (
     Completed,
     FrameDecoder,
     RawItem,
-    Refused,
+    RequestRefused,
     Sentinel,
     encode_control,
     printable,
@@ -525,7 +525,7 @@ class PlaneStream(EngineStream):
                     self._take_item(self._decoded(step), events)
                 elif isinstance(step, Completed):
                     self._complete(events)
-                elif isinstance(step, Refused):
+                elif isinstance(step, RequestRefused):
                     raise UpstreamFailure(
                         "status", f"{self.origin} refused the request: {step.error}", status=500
                     )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from router_core import DEVICE
 
 
-class Stored(NamedTuple):
+class CacheStored(NamedTuple):
     """A run of consecutive blocks became findable; `tokens`: the tokens of these full blocks.
 
     `salt`: the prompt's cache salt, in the run of its first block only. `tier`: where they are.
@@ -21,15 +21,15 @@ class Stored(NamedTuple):
     tier: str = DEVICE
 
 
-class Removed(NamedTuple):
+class CacheRemoved(NamedTuple):
     """Blocks were evicted from a tier, in this order; on the device, copies of them may be left."""
 
     hashes: tuple[int, ...]
     tier: str = DEVICE
 
 
-class Cleared(NamedTuple):
+class CacheCleared(NamedTuple):
     """Every block was dropped, in all tiers."""
 
 
-CacheEvent = Stored | Removed | Cleared
+CacheEvent = CacheStored | CacheRemoved | CacheCleared

@@ -28,7 +28,7 @@ from dynctl.simulation.engine.output_plan import OutputPlan, Vocabulary
 from dynctl.simulation.engine.prefix_cache import (
     root_hash,
 )
-from dynctl.simulation.engine.scheduler import EngineRequest, RankScheduler, StepTimer
+from dynctl.simulation.engine.scheduler import RankScheduler, ScheduledRequest, StepTimer
 from dynctl.tokenization import ModelTokenizer
 from router_core import ModelRuntimeConfig, Role
 
@@ -38,7 +38,7 @@ class EngineRestarted(Exception):
 
 
 @dataclass
-class Rank:
+class SimulatedRank:
     """One data-parallel rank: a scheduler over its cache, and its event publisher if any."""
 
     dp_rank: int
@@ -126,16 +126,16 @@ class Engine:
         """The host of this engine's URL and hand-offs."""
         return self.config.reachable(self.config.host)
 
-    def choose_rank(self, wanted: int | None) -> Rank:
+    def choose_rank(self, wanted: int | None) -> SimulatedRank:
         """The wanted rank, else the one with the fewest requests (lowest number on a tie)."""
         if wanted is not None:
             return self.ranks[wanted]
         return min(self.ranks, key=lambda rank: rank.active_requests)
 
-    def admit(self, rank: Rank, generate: Generate, request_id: str) -> EngineRequest:
+    def admit(self, rank: SimulatedRank, generate: Generate, request_id: str) -> ScheduledRequest:
         """Queue a generation on `rank`. Raises RankBusy."""
         remote = generate.remote_kv
-        request = EngineRequest(
+        request = ScheduledRequest(
             id=request_id,
             tokens=list(generate.prompt),
             max_tokens=generate.max_tokens,
@@ -237,12 +237,12 @@ class Engine:
         """The body of GET /load: totals over the ranks, then each rank."""
         return engine_load([rank.load() for rank in self.ranks], held_handoffs=len(self.held))
 
-    def _rank(self, dp_rank: int, publisher: KvEventPublisher | None) -> Rank:
+    def _rank(self, dp_rank: int, publisher: KvEventPublisher | None) -> SimulatedRank:
         def publish(events: list[CacheEvent]) -> None:
             if publisher is not None:
                 publisher.publish(events)
 
-        return Rank(dp_rank, RankScheduler(self.config, self.timer, publish), publisher)
+        return SimulatedRank(dp_rank, RankScheduler(self.config, self.timer, publish), publisher)
 
 
 def _new_engine_id(name: str) -> str:

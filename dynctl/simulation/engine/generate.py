@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import web
 from xxhash import xxh3_64_intdigest
 
-from dynctl.simulation.engine.engine import Engine, EngineRestarted, Rank
+from dynctl.simulation.engine.engine import Engine, EngineRestarted, SimulatedRank
 from dynctl.simulation.engine.handoff import HeldKv
 from dynctl.simulation.engine.model import RankBusy
 from dynctl.simulation.engine.named_events import MessagesWriter, ResponsesWriter
@@ -30,7 +30,7 @@ from dynctl.simulation.engine.openai_request import (
     parse_embed,
     parse_generate,
 )
-from dynctl.simulation.engine.scheduler import EngineRequest, KvLost
+from dynctl.simulation.engine.scheduler import KvLost, ScheduledRequest
 
 _MAX_REQUEST_ID = 128
 #: Numbers of embeddings that are computed without a thread.
@@ -65,7 +65,7 @@ async def generate(engine: Engine, http: web.Request, *, api: Api) -> web.Stream
         if parsed.room is not None:
             engine.held.fail(parsed.room)
         raise ApiError(503, str(error)) from None
-    run = _Run(engine, rank, parsed, request)
+    run = _GenerationRun(engine, rank, parsed, request)
     try:
         writer = _writer(run)
         if writer is not None:
@@ -88,14 +88,14 @@ async def embed(engine: Engine, http: web.Request) -> web.Response:
     parsed = await off_loop_if_long(raw, partial(_parse_embed, engine, http.headers))
     rank = engine.choose_rank(parsed.dp_rank)
     answer_id = f"embd-{secrets.token_hex(16)}"
-    runs: list[_Run] = []
+    runs: list[_GenerationRun] = []
     try:
         for i, generation in enumerate(parsed.runs):
             try:
                 request = engine.admit(rank, generation, f"{answer_id}-{i}")
             except RankBusy as error:
                 raise ApiError(503, str(error)) from None
-            runs.append(_Run(engine, rank, generation, request))
+            runs.append(_GenerationRun(engine, rank, generation, request))
         for run in runs:
             async for _ in run.pieces():
                 pass
@@ -157,11 +157,11 @@ def _parse(engine: Engine, headers: Mapping[str, str], api: Api, raw: bytes) -> 
 
 
 @dataclass
-class _Run:
+class _GenerationRun:
     engine: Engine
-    rank: Rank
+    rank: SimulatedRank
     parsed: Generate
-    request: EngineRequest
+    request: ScheduledRequest
     created: int = field(default_factory=lambda: int(time.time()))
     shown: int = 0
     sent_ids: int = 0
@@ -282,7 +282,7 @@ async def _until_pulled(held: HeldKv, engine: Engine, room: int) -> None:
         )
 
 
-def _writer(run: _Run) -> MessagesWriter | ResponsesWriter | None:
+def _writer(run: _GenerationRun) -> MessagesWriter | ResponsesWriter | None:
     """What writes the answer of an API whose events have names; None for the others."""
     parsed = run.parsed
     if parsed.api == "messages":
@@ -293,7 +293,7 @@ def _writer(run: _Run) -> MessagesWriter | ResponsesWriter | None:
 
 
 async def _named_events(
-    run: _Run, writer: MessagesWriter | ResponsesWriter, http: web.Request
+    run: _GenerationRun, writer: MessagesWriter | ResponsesWriter, http: web.Request
 ) -> web.StreamResponse:
     """As :func:`_stream` and :func:`_collect`, for the APIs whose events have names."""
     response = web.StreamResponse(
@@ -330,7 +330,7 @@ async def _named_events(
     return response
 
 
-async def _collect(run: _Run) -> web.Response:
+async def _collect(run: _GenerationRun) -> web.Response:
     parts: list[str] = []
     async for texts in run.pieces():
         parts += texts
@@ -347,12 +347,12 @@ async def _collect(run: _Run) -> web.Response:
     return web.Response(body=body, content_type="application/json")
 
 
-async def _stream(run: _Run, http: web.Request) -> web.StreamResponse:
+async def _stream(run: _GenerationRun, http: web.Request) -> web.StreamResponse:
     """Stream the answer; the status line waits for the first token, so errors have a status."""
     response = web.StreamResponse(
         headers={"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
     )
-    chunks = ChunkWriter(run.parsed, run.request.id, run.created)
+    chunks = AnswerWriter(run.parsed, run.request.id, run.created)
     try:
         async for texts in run.pieces():
             ids = run.new_ids()
@@ -425,7 +425,7 @@ def unary(
     return _encode(body)
 
 
-class ChunkWriter:
+class AnswerWriter:
     """Server-sent events of one answer. The constant parts are encoded once."""
 
     def __init__(self, parsed: Generate, answer_id: str, created: int) -> None:

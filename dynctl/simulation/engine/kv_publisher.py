@@ -23,8 +23,8 @@ from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import network_reason
 from dynctl.simulation.engine.cache_events import (
     CacheEvent,
-    Removed,
-    Stored,
+    CacheRemoved,
+    CacheStored,
 )
 from dynctl.simulation.engine.config import EngineConfig, EngineConfigError, split_endpoint
 from dynctl.simulation.engine.faults import FaultState
@@ -169,7 +169,7 @@ class KvEventPublisher:
 
     def _to_wire(self, event: CacheEvent) -> Iterable[Event]:
         """As vLLM 0.32 publishes them: one cache group, and an event for each removed block."""
-        if isinstance(event, Stored):
+        if isinstance(event, CacheStored):
             stored = BlockStored(
                 block_hashes=event.hashes,
                 parent_block_hash=event.parent,
@@ -183,7 +183,7 @@ class KvEventPublisher:
                 kv_cache_spec_kind="full_attention",
             )
             return (stored,)
-        if isinstance(event, Removed):
+        if isinstance(event, CacheRemoved):
             medium = _MEDIUM[event.tier]
             return [
                 BlockRemoved((block_hash,), medium=medium, group_idx=0)
@@ -192,7 +192,7 @@ class KvEventPublisher:
         return (AllBlocksCleared(),)
 
 
-def _extra_keys(event: Stored) -> list[list[str] | None]:
+def _extra_keys(event: CacheStored) -> list[list[str] | None]:
     """The inputs of the blocks' hashes beside their tokens, as vLLM publishes them."""
     keys = [event.lora] if event.lora else []
     first = [*keys, event.salt] if event.salt else keys

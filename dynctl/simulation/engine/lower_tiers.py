@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import filterfalse
 from typing import Final, NamedTuple
 
-from dynctl.simulation.engine.cache_events import Removed, Stored
+from dynctl.simulation.engine.cache_events import CacheRemoved, CacheStored
 
 HOST: Final = "host_pinned"
 DISK: Final = "disk"
@@ -30,7 +30,7 @@ class Content(NamedTuple):
     salt: str | None
 
 
-class LowerTiers:
+class EngineTiers:
     """At most ``host_blocks`` and ``disk_blocks`` blocks. ``on_device``: hashes that the device
     has cached. ``publish`` gets the changes in order; without it contents are not kept."""
 
@@ -39,7 +39,7 @@ class LowerTiers:
         host_blocks: int,
         disk_blocks: int,
         on_device: Mapping[int, object],
-        publish: Callable[[Stored | Removed], None] | None,
+        publish: Callable[[CacheStored | CacheRemoved], None] | None,
     ) -> None:
         sizes = ((HOST, host_blocks), (DISK, disk_blocks))
         self._sizes = dict(sizes)
@@ -108,7 +108,7 @@ class LowerTiers:
 
     def _report(
         self,
-        publish: Callable[[Stored | Removed], None],
+        publish: Callable[[CacheStored | CacheRemoved], None],
         tier: str,
         added: Sequence[int],
         left: Sequence[int],
@@ -117,12 +117,12 @@ class LowerTiers:
         new = set(added)
         removed = tuple(block for block in left if block not in new)
         if removed:
-            publish(Removed(removed, tier))
+            publish(CacheRemoved(removed, tier))
         held = self._tiers[tier]
         for run in self._runs([block for block in reversed(added) if block in held]):
             first = self._contents[run[0]]
             tokens = tuple(token for block in run for token in self._contents[block].tokens)
-            publish(Stored(first.parent, tuple(run), tokens, first.lora, first.salt, tier))
+            publish(CacheStored(first.parent, tuple(run), tokens, first.lora, first.salt, tier))
 
     def clear(self) -> None:
         """Forget everything; no change is published."""

@@ -29,7 +29,7 @@ class RankBusy(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class Generation:
+class RankGeneration:
     """What the model reads of one request. The prompt has ``prompt_tokens`` tokens.
 
     ``hashes``: of its full blocks, as far as `extend_hashes` made them. ``pulls``: KV blocks of
@@ -80,7 +80,7 @@ class Generation:
         """One more token is ready; ``produced`` counts it already."""
 
 
-AnyGeneration = TypeVar("AnyGeneration", bound=Generation)
+AnyGeneration = TypeVar("AnyGeneration", bound=RankGeneration)
 
 
 class Batch(NamedTuple, Generic[AnyGeneration]):
@@ -145,7 +145,7 @@ class RankModel(Generic[AnyGeneration]):
     """The requests of one rank and its prefix cache.
 
     A step is `admit`, then `next_batch`, then (after its duration) `complete`. ``block_tokens``:
-    entries of a block in `Generation.contents`, by default its tokens. ``events``: whether the
+    entries of a block in `RankGeneration.contents`, by default its tokens. ``events``: whether the
     cache queues its events.
     """
 

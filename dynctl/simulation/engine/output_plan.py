@@ -20,7 +20,7 @@ _WORDS = _TEXT.split()
 _PAIR = Struct("<QQ")
 
 
-class Encoder(Protocol):
+class OutputEncoder(Protocol):
     """The methods of a tokenizer that generation uses."""
 
     def encode(self, text: str) -> list[int]: ...
@@ -30,7 +30,7 @@ class Encoder(Protocol):
 class Vocabulary:
     """The words of the generated text with their token ids and the text each token adds."""
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder: OutputEncoder) -> None:
         self._first = [_pieces(encoder, word, "") for word in _WORDS]
         self._later = [_pieces(encoder, word, " ") for word in _WORDS]
 
@@ -75,7 +75,7 @@ class OutputPlan:
         return self[index][1]
 
 
-def _pieces(encoder: Encoder, word: str, lead: str) -> list[tuple[int, str]]:
+def _pieces(encoder: OutputEncoder, word: str, lead: str) -> list[tuple[int, str]]:
     # A tokenizer may add special tokens or drop a leading blank, so the word is encoded after a
     # known word and cut out; the tokens before it are the same with and without the word.
     if lead:

@@ -18,8 +18,13 @@ from struct import Struct
 
 from xxhash import xxh3_64_intdigest
 
-from dynctl.simulation.engine.cache_events import CacheEvent, Cleared, Removed, Stored
-from dynctl.simulation.engine.lower_tiers import Content, LowerTiers
+from dynctl.simulation.engine.cache_events import (
+    CacheCleared,
+    CacheEvent,
+    CacheRemoved,
+    CacheStored,
+)
+from dynctl.simulation.engine.lower_tiers import Content, EngineTiers
 
 # Block ids as in vLLM: private to the engine, unrelated to the router's hashes, and equal on every
 # engine (as in vLLM with the same PYTHONHASHSEED).
@@ -89,10 +94,10 @@ class PrefixCache:
         self._copies: dict[int, dict[int, None]] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(total_blocks))
         self._events: list[CacheEvent] = []
-        self.lower: LowerTiers | None = None
+        self.lower: EngineTiers | None = None
         if host_blocks or disk_blocks:
             note = self._note if events else None
-            self.lower = LowerTiers(host_blocks, disk_blocks, self.blocks, note)
+            self.lower = EngineTiers(host_blocks, disk_blocks, self.blocks, note)
 
     @property
     def held_blocks(self) -> int:
@@ -190,7 +195,7 @@ class PrefixCache:
         if start < full_blocks and self._queues:
             size = self.block_size
             self._events.append(
-                Stored(
+                CacheStored(
                     parent=hashes[start - 1] if start else None,
                     hashes=tuple(hashes[start:full_blocks]),
                     tokens=tuple(tokens[start * size : full_blocks * size]),
@@ -226,7 +231,7 @@ class PrefixCache:
         self._hash_of = [None] * self.total_blocks
         if self.lower is not None:
             self.lower.clear()
-        self._events.append(Cleared())
+        self._events.append(CacheCleared())
         return True
 
     @property
@@ -259,11 +264,11 @@ class PrefixCache:
                     del block_of[digest]
         self.evictions += len(evicted)
         if evicted and self._queues:
-            self._events.append(Removed(tuple(evicted)))
+            self._events.append(CacheRemoved(tuple(evicted)))
         if self.lower is not None:
             self.lower.take([block for block in evicted if block not in self.blocks])
 
-    def _note(self, event: Stored | Removed) -> None:
+    def _note(self, event: CacheStored | CacheRemoved) -> None:
         self._events.append(event)
 
     def _drop_copy(self, digest: int, block: int) -> None:

@@ -13,8 +13,8 @@ from dynctl.simulation.engine.cache_events import (
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.engine.faults import FaultState
 from dynctl.simulation.engine.model import (
-    Generation,
     Load,
+    RankGeneration,
     RankModel,
     restore_seconds,
     step_seconds,
@@ -41,7 +41,7 @@ class KvLost(Exception):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class EngineRequest(Generation):
+class ScheduledRequest(RankGeneration):
     """One generation. ``tokens``: the prompt, followed by the produced tokens."""
 
     id: str
@@ -108,7 +108,7 @@ class StepTimer:
         return seconds * self._faults.current.slow_factor
 
 
-class RankScheduler(RankModel[EngineRequest]):
+class RankScheduler(RankModel[ScheduledRequest]):
     """Runs the requests of one rank with its prefix cache. `publish` gets the events of a step."""
 
     def __init__(
@@ -124,12 +124,12 @@ class RankScheduler(RankModel[EngineRequest]):
         #: When the last load from the tiers below ends, on the loop's clock.
         self._restored_at = 0.0
 
-    def submit(self, request: EngineRequest) -> None:
+    def submit(self, request: ScheduledRequest) -> None:
         """Queue a request. Raises RankBusy if the queue is full."""
         super().submit(request)
         self._wake.set()
 
-    def end(self, request: EngineRequest, error: Exception | None = None) -> None:
+    def end(self, request: ScheduledRequest, error: Exception | None = None) -> None:
         """Stop a request now and free its blocks. No effect on a request that has ended."""
         if request.ended:
             return
@@ -182,7 +182,7 @@ class RankScheduler(RankModel[EngineRequest]):
             self.complete(batch)
             self._flush()
 
-    async def _restore(self, load: Load[EngineRequest]) -> None:
+    async def _restore(self, load: Load[ScheduledRequest]) -> None:
         clock = asyncio.get_running_loop().time
         seconds = self._timer.restore(load.host, load.disk)
         self._restored_at = ends = max(clock(), self._restored_at) + seconds
@@ -191,7 +191,7 @@ class RankScheduler(RankModel[EngineRequest]):
         self._flush()
         self._wake.set()
 
-    async def _load(self, load: Load[EngineRequest]) -> None:
+    async def _load(self, load: Load[ScheduledRequest]) -> None:
         request, missing = load.request, load.missing
         load_kv, request.load_kv = request.load_kv, None
         try:

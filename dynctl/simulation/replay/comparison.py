@@ -20,11 +20,11 @@ from dynctl.documents.replay import (
     ReplayResult,
     SearchPoint,
 )
-from dynctl.simulation.replay.fleet import Policy
+from dynctl.simulation.replay.fleet import ReplayPolicy
 from dynctl.simulation.replay.result import changed_settings
 from router_core import RouterConfig
 
-Run = Callable[[Policy, int, float], ReplayResult]
+Run = Callable[[ReplayPolicy, int, float], ReplayResult]
 """Simulate a policy with a seed at a load (1: the trace's own rate)."""
 
 MOST_TRIES: Final = 500
@@ -214,7 +214,7 @@ def _sentence(metric: Metric, worse: Estimate, verdict: str, limit: float) -> st
 
 
 def loads(
-    run: Run, policies: Sequence[Policy], factors: Sequence[float], seed: int
+    run: Run, policies: Sequence[ReplayPolicy], factors: Sequence[float], seed: int
 ) -> list[LoadPoint]:
     """Every policy at every load."""
     points = []
@@ -304,13 +304,13 @@ def _settings_to_tune(base: RouterConfig) -> list[Tuned]:
     ]
 
 
-def search(run: Run, base: Policy, tries: int, seed: int) -> list[SearchPoint]:
+def search(run: Run, base: ReplayPolicy, tries: int, seed: int) -> list[SearchPoint]:
     """The points that were tried, the front first; the first of the others is the base."""
     if not 2 <= tries <= MOST_TRIES:
         raise UsageProblem(f"--search {tries}: expected 2 to {MOST_TRIES} simulations")
     tried: list[tuple[RouterConfig, ReplayResult]] = []
     for config in candidates(base.config, tries, seed):
-        tried.append((config, run(Policy(base.name, config), seed, 1.0)))
+        tried.append((config, run(ReplayPolicy(base.name, config), seed, 1.0)))
     measures = [(_latency(result), -result.output_tokens_per_s) for _, result in tried]
     points = [
         SearchPoint(

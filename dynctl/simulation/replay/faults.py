@@ -8,14 +8,14 @@ from typing import Protocol
 
 from dynctl.simulation.replay.agenda import LATER, Agenda
 from dynctl.simulation.replay.engines import Engines
-from dynctl.simulation.replay.fleet import FleetChange, Loss, SimulatedFleet, SimulatedWorker
+from dynctl.simulation.replay.fleet import FleetChange, FleetLoss, SimulatedFleet, SimulatedWorker
 from dynctl.simulation.replay.rank import NS, VirtualRequest
-from dynctl.simulation.replay.routers import Routers
+from dynctl.simulation.replay.routers import ReplayRouters
 from dynctl.simulation.replay.state import ReplayRank
 from router_core import WorkerAvailability, WorkerLost
 
 
-class Stranded(Protocol):
+class StrandedRequests(Protocol):
     """What follows for the requests of a rank that was lost."""
 
     def lose_request(self, rank: ReplayRank, generation: VirtualRequest) -> None:
@@ -25,7 +25,7 @@ class Stranded(Protocol):
         """The rank held blocks for other engines."""
 
 
-class Faults:
+class FleetFaults:
     """The losses and changes of a fleet. A worker that returns or joins has an empty cache.
 
     ``requests``: those of a worker that is lost go on elsewhere, or fail.
@@ -35,9 +35,9 @@ class Faults:
         self,
         fleet: SimulatedFleet,
         engines: Engines,
-        routers: Routers,
+        routers: ReplayRouters,
         agenda: Agenda,
-        requests: Stranded,
+        requests: StrandedRequests,
     ) -> None:
         self._fleet = fleet
         self._engines = engines
@@ -70,7 +70,7 @@ class Faults:
         for change in self._fleet.changes:
             self._agenda.schedule(self._start + round(change.at * NS), self._change, change, LATER)
 
-    def _lose(self, loss: Loss) -> None:
+    def _lose(self, loss: FleetLoss) -> None:
         gone = [
             worker
             for worker in self._fleet.workers

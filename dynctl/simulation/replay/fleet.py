@@ -30,7 +30,7 @@ class SimulatedWorker:
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class FleetLoss:
     """Workers that are lost at ``at`` (seconds of the trace), and return empty at ``until``.
 
     Either one worker, or all workers with ``value`` of ``domain``. ``until`` None: never.
@@ -83,7 +83,7 @@ class SimulatedFleet:
     events_loss: float = 0.0
     link_domain: str = ""
     block_bytes: int = 0
-    losses: tuple[Loss, ...] = ()
+    losses: tuple[FleetLoss, ...] = ()
     changes: tuple[FleetChange, ...] = ()
     migration_limit: int = 0
     migration_max_tokens: int | None = None
@@ -100,7 +100,7 @@ class SimulatedFleet:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class ReplayPolicy:
     """A named setting of the routers. ``classes``: of the router queue; ``transfer``: the links
     between topology domains, where distances cost."""
 
@@ -111,7 +111,7 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaSync:
+class SimulatedSync:
     """Whether routers share their bookings: ``delay_s`` later, or not at all."""
 
     mode: Literal["none", "delayed"] = "none"

@@ -16,7 +16,7 @@ from dynctl.base.quantities import DURATION, in_seconds
 from dynctl.documents.workers import WorkerRow
 from dynctl.planning.planned_fleet import PlannedFleet
 from dynctl.simulation.engine.config import TIMED, EngineConfig, EngineConfigError
-from dynctl.simulation.replay.fleet import FleetChange, Loss, SimulatedFleet, SimulatedWorker
+from dynctl.simulation.replay.fleet import FleetChange, FleetLoss, SimulatedFleet, SimulatedWorker
 from router_core import Role
 
 MOST_SIMULATED: Final = 2_000
@@ -297,7 +297,7 @@ def _policy_values(source: FleetSource, policy: str, weight: float | None) -> di
     return values | {"kv_transfer_preferred_weight": _WEIGHT if weight is None else weight}
 
 
-def _loss(text: str, source: FleetSource) -> Loss:
+def _loss(text: str, source: FleetSource) -> FleetLoss:
     """``zone-a@60s`` (a value of the domain) or ``3@60s..120s`` (a worker); raises UsageProblem."""
     match = _LOSS.fullmatch(text.strip())
     if match is None:
@@ -310,9 +310,9 @@ def _loss(text: str, source: FleetSource) -> Loss:
         if until <= at:
             raise UsageProblem(f"--lose {text}: the end, {until:g} s, is not after {at:g} s")
     if name in source.places:
-        return Loss(at, domain=source.domain, value=name, until=until)
+        return FleetLoss(at, domain=source.domain, value=name, until=until)
     if name.isdigit() and int(name) in {worker.worker_id for worker in source.workers}:
-        return Loss(at, worker_id=int(name), until=until)
+        return FleetLoss(at, worker_id=int(name), until=until)
     expected = ", ".join(source.places[:10]) or f"a worker from 1 to {len(source.workers)}"
     raise UsageProblem(f"--lose {text}: {name} is not a place of the fleet; expected {expected}")
 

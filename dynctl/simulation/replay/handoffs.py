@@ -18,7 +18,7 @@ from dynctl.simulation.replay.engines import Engines
 from dynctl.simulation.replay.fleet import SimulatedFleet
 from dynctl.simulation.replay.rank import NS, VirtualRank, VirtualRequest
 from dynctl.simulation.replay.result import Measures
-from dynctl.simulation.replay.state import Handoff, LiveRequest, Pull, ReplayRank
+from dynctl.simulation.replay.state import LiveRequest, Pull, ReplayRank, VirtualHandoff
 
 
 class HandoffUsers(Protocol):
@@ -47,14 +47,16 @@ class Handoffs:
         #: A transfer between two values of this domain takes longer.
         self._link = fleet.link_domain or engines.config.kv_transfer_domain or ""
         #: Those of pairs, oldest first.
-        self._pairs: dict[Handoff, None] = {}
+        self._pairs: dict[VirtualHandoff, None] = {}
 
-    def hold(self, rank: ReplayRank, table: BlockTable, pair: LiveRequest | None = None) -> Handoff:
+    def hold(
+        self, rank: ReplayRank, table: BlockTable, pair: LiveRequest | None = None
+    ) -> VirtualHandoff:
         """Keep the blocks of a finished prefill until they are pulled, or for the hold timeout.
 
         ``pair``: the request whose decode worker has it already.
         """
-        held = Handoff(rank, table, pair)
+        held = VirtualHandoff(rank, table, pair)
         self._agenda.schedule(self._agenda.now + self._limit, self._expire, held, LATER)
         if pair is not None:
             self._pairs[held] = None
@@ -97,7 +99,7 @@ class Handoffs:
             self.give_up(live)
 
     def _end_load(
-        self, what: tuple[ReplayRank, VirtualRank, VirtualRequest, Handoff | None]
+        self, what: tuple[ReplayRank, VirtualRank, VirtualRequest, VirtualHandoff | None]
     ) -> None:
         rank, engine, generation, held = what
         live: LiveRequest = generation.owner
@@ -118,7 +120,7 @@ class Handoffs:
                 self.users.failed_hop(live, rank, "kv_lost")
         self._engines.wake(rank)
 
-    def _expire(self, held: Handoff) -> None:
+    def _expire(self, held: VirtualHandoff) -> None:
         if held.freed:
             return
         if held.pulling:  # a running transfer keeps its blocks
@@ -128,11 +130,11 @@ class Handoffs:
         if held.pair is not None:
             self.users.failed_hop(held.pair, held.rank, "kv_lost")
 
-    def lost_pairs(self, rank: ReplayRank) -> list[Handoff]:
+    def lost_pairs(self, rank: ReplayRank) -> list[VirtualHandoff]:
         """The hand-offs of pairs whose blocks a rank held, which was lost."""
         return [held for held in self._pairs if held.rank is rank]
 
-    def free(self, held: Handoff) -> None:
+    def free(self, held: VirtualHandoff) -> None:
         """Free the blocks of a hand-off; no effect the second time."""
         if held.freed:
             return

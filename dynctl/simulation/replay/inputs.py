@@ -14,7 +14,7 @@ from dynctl.base.errors import UsageProblem, named_in_errors, open_regular
 from dynctl.documents.recording import Arrived, Finished, Noted
 from dynctl.documents.recording_file import MAGIC, RecordingFile
 from dynctl.simulation.replay.workloads import Workload, generate
-from dynctl.wire.traces import MOONCAKE_BLOCK, Skipped, TraceRequest, read_trace, trace_format
+from dynctl.wire.traces import MOONCAKE_BLOCK, SkippedLines, TraceRequest, read_trace, trace_format
 
 #: Tokens of a block where neither the trace nor the user specifies them.
 DEFAULT_BLOCK: Final = 16
@@ -41,7 +41,7 @@ class TraceInput:
     model: str | None = None
     skip_bad: bool = False
     spread: bool = False
-    skipped: Skipped = field(default_factory=Skipped)
+    skipped: SkippedLines = field(default_factory=SkippedLines)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -68,7 +68,7 @@ class TraceInput:
     def requests(self, seed: int, speed: float = 1.0) -> Iterator[TraceRequest]:
         """The requests, the first at second 0. ``seed``: of a generated workload. ``speed``
         multiplies that of the input. Raises WireError while it reads."""
-        self.skipped = Skipped()
+        self.skipped = SkippedLines()
         self.notes = []
         speed *= self.speed
         start: float | None = None

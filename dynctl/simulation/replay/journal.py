@@ -15,7 +15,7 @@ from dynctl.documents.recording import (
     Start,
 )
 from dynctl.simulation.replay.agenda import Agenda
-from dynctl.simulation.replay.fleet import Policy
+from dynctl.simulation.replay.fleet import ReplayPolicy
 from dynctl.simulation.replay.result import changed_settings
 from dynctl.simulation.replay.state import LiveRequest
 from router_core import Change, Decision, RoutingPlan
@@ -31,7 +31,7 @@ class Journal:
         self._model = model
         self._write = write
 
-    def note_start(self, policy: Policy, block_size: int) -> None:
+    def note_start(self, policy: ReplayPolicy, block_size: int) -> None:
         if self._write is not None:
             self._write(
                 Start(

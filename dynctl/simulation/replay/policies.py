@@ -14,7 +14,7 @@ from dynctl.base.yaml_reader import YamlError, read_yaml
 from dynctl.planning.prefill_load import prefill_model
 from dynctl.settings.router_options import ROUTER_OPTIONS
 from dynctl.settings.router_settings import resolve
-from dynctl.simulation.replay.fleet import Policy
+from dynctl.simulation.replay.fleet import ReplayPolicy
 from router_core import PRESETS, SETTINGS
 
 MOST_POLICIES: Final = 20
@@ -44,14 +44,14 @@ _LABEL: Final = re.compile(r"[\w.-]{1,40}")
 _EXPECTED: Final = "expected {}, a preset ({}), or a YAML or TOML file of router settings"
 
 
-def policies(given: Sequence[str]) -> tuple[list[Policy], list[str]]:
+def policies(given: Sequence[str]) -> tuple[list[ReplayPolicy], list[str]]:
     """The policies and warnings about their settings. Raises UsageProblem.
 
     Each text is ``[LABEL:]NAME|FILE[,SETTING=VALUE]..``; a file may set ``preset`` too.
     """
     if len(given) > MOST_POLICIES:
         raise UsageProblem(f"--policy: {len(given)} policies; expected at most {MOST_POLICIES}")
-    chosen: list[Policy] = []
+    chosen: list[ReplayPolicy] = []
     warnings: list[str] = []
     for text in given:
         policy, ignored = _policy(text)
@@ -65,7 +65,7 @@ def policies(given: Sequence[str]) -> tuple[list[Policy], list[str]]:
     return chosen, warnings
 
 
-def _policy(text: str) -> tuple[Policy, Sequence[str]]:
+def _policy(text: str) -> tuple[ReplayPolicy, Sequence[str]]:
     base, *settings = (part.strip() for part in text.split(","))
     label, colon, rest = base.partition(":")
     if colon and _LABEL.fullmatch(label) and not Path(base).exists():
@@ -90,7 +90,7 @@ def _policy(text: str) -> tuple[Policy, Sequence[str]]:
         prefill_model(resolved.config, resolved.sources)
     except UsageProblem as error:
         raise UsageProblem(f"{typed}: {error.message}", error.hint) from None
-    return Policy(label, resolved.config), resolved.warnings
+    return ReplayPolicy(label, resolved.config), resolved.warnings
 
 
 def _flag(typed: str, name: str, value: Any) -> dict[str, str | bool]:

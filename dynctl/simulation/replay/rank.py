@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.engine.model import (
     Batch,
-    Generation,
     Load,
+    RankGeneration,
     RankModel,
     restore_seconds,
     step_seconds,
@@ -32,7 +32,7 @@ def generated_block(number: int, index: int) -> int:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class VirtualRequest(Generation):
+class VirtualRequest(RankGeneration):
     """One generation of a replay.
 
     ``hashes`` name the prompt's full blocks, ``local`` are their local hashes. ``number`` names the

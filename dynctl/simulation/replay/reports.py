@@ -9,13 +9,13 @@ from dynctl.simulation.engine.cache_events import (
     CacheEvent as EngineEvent,
 )
 from dynctl.simulation.engine.cache_events import (
-    Removed,
-    Stored,
+    CacheRemoved,
+    CacheStored,
 )
 from dynctl.simulation.replay.agenda import LATER, Agenda
 from dynctl.simulation.replay.fleet import SimulatedFleet
 from dynctl.simulation.replay.rank import NS, VirtualRank
-from dynctl.simulation.replay.routers import Routers
+from dynctl.simulation.replay.routers import ReplayRouters
 from dynctl.simulation.replay.state import ReplayRank
 from router_core import (
     DEVICE,
@@ -46,7 +46,7 @@ class EventReports:
         fleet: SimulatedFleet,
         seed: int,
         agenda: Agenda,
-        routers: Routers,
+        routers: ReplayRouters,
         lean: LeanIndex | None,
     ) -> None:
         self._agenda = agenda
@@ -95,17 +95,17 @@ class EventReports:
         rank, events = what
         index = self._lean or LeanIndex(0)
         for event in events:
-            if isinstance(event, Stored):
+            if isinstance(event, CacheStored):
                 index.store(rank.number, event.hashes)
-            elif isinstance(event, Removed):
+            elif isinstance(event, CacheRemoved):
                 index.remove(rank.number, event.hashes)
 
 
 def _router_event(event: EngineEvent) -> CacheEvent:
-    if isinstance(event, Stored):
+    if isinstance(event, CacheStored):
         counted = event.tier == DEVICE
         return BlocksStored(event.parent, event.hashes, event.tokens, event.tier, counted=counted)
-    if isinstance(event, Removed):
+    if isinstance(event, CacheRemoved):
         return BlocksRemoved(event.hashes, event.tier)
     return Cleared()
 
@@ -116,7 +116,7 @@ class LoadReports:
     def __init__(
         self,
         agenda: Agenda,
-        routers: Routers,
+        routers: ReplayRouters,
         ranks: list[ReplayRank],
         goes_on: Callable[[], bool],
     ) -> None:

@@ -14,7 +14,7 @@ from dynctl.simulation.replay.handoffs import Handoffs
 from dynctl.simulation.replay.journal import Journal
 from dynctl.simulation.replay.rank import NS, VirtualRequest, generated_block
 from dynctl.simulation.replay.result import Measures
-from dynctl.simulation.replay.routers import Routers
+from dynctl.simulation.replay.routers import ReplayRouters
 from dynctl.simulation.replay.state import LiveRequest, NotedRequest, ReplayRank
 from dynctl.wire.traces import TraceRequest
 from router_core import (
@@ -33,7 +33,7 @@ ATTEMPTS = 3
 _U64 = (1 << 64) - 1
 
 
-class Requests:
+class ReplayRequests:
     """All requests under way. ``draw``: random numbers from 0 to 1.
 
     It is the user of ``routers``, ``engines`` and ``handoffs``.
@@ -43,7 +43,7 @@ class Requests:
         self,
         fleet: SimulatedFleet,
         *,
-        routers: Routers,
+        routers: ReplayRouters,
         engines: Engines,
         handoffs: Handoffs,
         agenda: Agenda,

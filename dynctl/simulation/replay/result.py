@@ -18,7 +18,7 @@ from dynctl.documents.replay import (
     ReplayWorker,
 )
 from dynctl.simulation.engine.config import EngineConfig
-from dynctl.simulation.replay.fleet import Objective, Policy, SimulatedFleet
+from dynctl.simulation.replay.fleet import Objective, ReplayPolicy, SimulatedFleet
 from dynctl.simulation.replay.metrics import Ceiling, Distribution, imbalance
 from dynctl.simulation.replay.rank import NS
 from dynctl.simulation.replay.state import LiveRequest, ReplayRank
@@ -107,7 +107,7 @@ class Measures:
     def result(
         self,
         *,
-        policy: Policy,
+        policy: ReplayPolicy,
         fleet: SimulatedFleet,
         engine: EngineConfig,
         seed: int,

@@ -9,12 +9,17 @@ from typing import Any, Protocol
 from dynctl.planning.prefill_load import AGAIN_S, predicted_plan, prefill_model
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.replay.agenda import LATER, Agenda
-from dynctl.simulation.replay.fleet import Policy, ReplicaSync, SimulatedFleet, SimulatedWorker
+from dynctl.simulation.replay.fleet import (
+    ReplayPolicy,
+    SimulatedFleet,
+    SimulatedSync,
+    SimulatedWorker,
+)
 from dynctl.simulation.replay.journal import Journal
 from dynctl.simulation.replay.peers import Peers, Step
 from dynctl.simulation.replay.rank import NS
 from dynctl.simulation.replay.result import Measures
-from dynctl.simulation.replay.state import Frontend, LiveRequest, ReplayRank
+from dynctl.simulation.replay.state import LiveRequest, ReplayRank, VirtualFrontend
 from router_core import (
     Booked,
     Change,
@@ -45,7 +50,7 @@ class RouterUsers(Protocol):
         """End a request that no worker takes."""
 
 
-class Routers:
+class ReplayRouters:
     """``count`` routers with one policy. ``draw``: random numbers from 0 to 1.
 
     ``users`` is notified of requests that waited; set it before the first change.
@@ -56,9 +61,9 @@ class Routers:
     def __init__(
         self,
         fleet: SimulatedFleet,
-        policy: Policy,
+        policy: ReplayPolicy,
         config: EngineConfig,
-        sync: ReplicaSync,
+        sync: SimulatedSync,
         count: int,
         *,
         agenda: Agenda,
@@ -74,7 +79,7 @@ class Routers:
         self._measures = measures
         self._draw = draw
         self.frontends = [
-            Frontend(
+            VirtualFrontend(
                 Router(
                     policy.config, exact_reuse=True, learns=True, policy_classes=policy.classes
                 ),
@@ -94,7 +99,7 @@ class Routers:
         for frontend in self.frontends:
             frontend.lean = LeanRouter(self.policy.config, refs, self._engine.block_size, index)
 
-    def any(self) -> Frontend:
+    def any(self) -> VirtualFrontend:
         """The router that gets a request: each with the same probability."""
         frontends = self.frontends
         if len(frontends) == 1:
@@ -131,7 +136,7 @@ class Routers:
 
     # -- what they know ----------------------------------------------------------------------
 
-    def apply(self, frontend: Frontend, change: Change) -> None:
+    def apply(self, frontend: VirtualFrontend, change: Change) -> None:
         """Apply a change of one router, which shares its bookings with the others."""
         frontend.router.apply(change, self._agenda.seconds)
         self._journal.note_change(change)
@@ -144,7 +149,7 @@ class Routers:
                 change = replace(change, replica=True, session=None, prompt_hashes=())
             self._agenda.schedule(now + self._sync_delay, self._share, (frontend, change, step))
 
-    def _share(self, what: tuple[Frontend, Change, Step | None]) -> None:
+    def _share(self, what: tuple[VirtualFrontend, Change, Step | None]) -> None:
         origin, change, step = what
         seconds = self._agenda.seconds
         for frontend in self.frontends:
@@ -216,7 +221,7 @@ class Routers:
         live.queued_s = (self._agenda.now - live.enqueued) / NS
         self._measures.queue_wait.add(live.queued_s)
 
-    def _admit(self, frontend: Frontend) -> None:
+    def _admit(self, frontend: VirtualFrontend) -> None:
         router, waiting = frontend.router, frontend.waiting
         while waiting:
             plans: dict[str, RoutingPlan] = {}
@@ -250,14 +255,14 @@ class Routers:
                 self._journal.note_decision(live, plan)
                 self.users.refuse(live, plan.final.outcome)
 
-    def _try_again(self, frontend: Frontend) -> None:
+    def _try_again(self, frontend: VirtualFrontend) -> None:
         """Give turns again after a while: loads fall with time, without a change."""
         if frontend.router.load.decaying and not frontend.again:
             frontend.again = True
             when = self._agenda.now + round(AGAIN_S * NS)
             self._agenda.schedule(when, self._again, frontend, LATER)
 
-    def _again(self, frontend: Frontend) -> None:
+    def _again(self, frontend: VirtualFrontend) -> None:
         frontend.again = False
         if frontend.waiting:
             self._admit(frontend)
@@ -288,7 +293,9 @@ class Routers:
         )
 
 
-def may_be_lean(fleet: SimulatedFleet, policy: Policy, sync: ReplicaSync, routers: int) -> bool:
+def may_be_lean(
+    fleet: SimulatedFleet, policy: ReplayPolicy, sync: SimulatedSync, routers: int
+) -> bool:
     """Whether lean routers decide as whole ones, where nothing else is read of a decision."""
     return (
         all(worker.role is Role.AGGREGATED for worker in fleet.workers)

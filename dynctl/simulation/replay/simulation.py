@@ -16,22 +16,22 @@ from dynctl.documents.replay import ReplayResult
 from dynctl.simulation.engine.config import EngineConfig, EngineConfigError
 from dynctl.simulation.replay.agenda import Agenda
 from dynctl.simulation.replay.engines import Engines
-from dynctl.simulation.replay.faults import Faults
+from dynctl.simulation.replay.faults import FleetFaults
 from dynctl.simulation.replay.fleet import (
     Objective,
-    Policy,
     ReplayError,
-    ReplicaSync,
+    ReplayPolicy,
     SimulatedFleet,
+    SimulatedSync,
 )
 from dynctl.simulation.replay.handoffs import Handoffs
 from dynctl.simulation.replay.journal import Journal
 from dynctl.simulation.replay.metrics import MOST_BLOCKS, Ceiling
 from dynctl.simulation.replay.rank import NS
 from dynctl.simulation.replay.reports import EventReports, LoadReports
-from dynctl.simulation.replay.requests import Requests
+from dynctl.simulation.replay.requests import ReplayRequests
 from dynctl.simulation.replay.result import Measures
-from dynctl.simulation.replay.routers import Routers, may_be_lean
+from dynctl.simulation.replay.routers import ReplayRouters, may_be_lean
 from dynctl.simulation.replay.state import ReplayRank
 from dynctl.wire.traces import TraceRequest
 from router_core import LeanIndex, TransferTableSet
@@ -45,11 +45,11 @@ _LONGEST = 10_000_000
 def simulate(
     requests: Iterable[TraceRequest],
     fleet: SimulatedFleet,
-    policy: Policy,
+    policy: ReplayPolicy,
     seed: int = 0,
     *,
     routers: int = 1,
-    sync: ReplicaSync | None = None,
+    sync: SimulatedSync | None = None,
     records: Callable[[Record], None] | None = None,
     objective: Objective | None = None,
     most_blocks: int = MOST_BLOCKS,
@@ -67,7 +67,7 @@ def simulate(
     if routers < 1:
         raise ReplayError(f"routers: expected at least 1, got {routers}")
     measures = Measures(objective or Objective(), Ceiling(most_blocks))
-    sync = sync or ReplicaSync()
+    sync = sync or SimulatedSync()
     run = _Replay(fleet, policy, seed, routers, sync, measures, records, leaps, lean)
     return run.run(requests)
 
@@ -78,10 +78,10 @@ class _Replay:
     def __init__(
         self,
         fleet: SimulatedFleet,
-        policy: Policy,
+        policy: ReplayPolicy,
         seed: int,
         count: int,
-        sync: ReplicaSync,
+        sync: SimulatedSync,
         measures: Measures,
         records: Callable[[Record], None] | None,
         leaps: bool,
@@ -103,7 +103,7 @@ class _Replay:
         self._engines = engines = Engines(
             config, fleet.workers, agenda, leaps=leaps, events=not direct
         )
-        self._routers = routers = Routers(
+        self._routers = routers = ReplayRouters(
             fleet,
             policy,
             config,
@@ -119,7 +119,7 @@ class _Replay:
         if index is not None:
             routers.decide_lean(ranks, index)
         engines.publish = EventReports(fleet, seed, agenda, routers, index).publish
-        self._requests = Requests(
+        self._requests = ReplayRequests(
             fleet,
             routers=routers,
             engines=engines,
@@ -130,7 +130,7 @@ class _Replay:
             draw=draw,
         )
         self._loads = LoadReports(agenda, routers, ranks, self._goes_on)
-        self._faults = Faults(fleet, engines, routers, agenda, self._requests)
+        self._faults = FleetFaults(fleet, engines, routers, agenda, self._requests)
         self._more = True
 
     def run(self, requests: Iterable[TraceRequest]) -> ReplayResult:

@@ -17,7 +17,7 @@ from router_core import LeanBooking, LeanRouter, Router, RoutingPlan, RoutingReq
 
 
 @dataclass(slots=True, eq=False)
-class Frontend:
+class VirtualFrontend:
     """One router, and the requests that wait in its queue.
 
     ``lean`` decides in place of ``router`` where both decide the same. ``model`` predicts how long
@@ -35,7 +35,7 @@ class Frontend:
 
 
 @dataclass(slots=True, eq=False)
-class Handoff:
+class VirtualHandoff:
     """The blocks of a finished prefill, until another engine has pulled them.
 
     ``pair``: the request whose two workers got it at once. ``pulling``: an engine pulls them.
@@ -76,7 +76,7 @@ class LiveRequest:
     """
 
     trace: TraceRequest
-    frontend: Frontend
+    frontend: VirtualFrontend
     number: int
     arrived: int
     hashes: Sequence[int]
@@ -101,7 +101,7 @@ class LiveRequest:
     prefiller: ReplayRank | None = None
     companion: VirtualRequest | None = None
     pull: Pull | None = None
-    held: Handoff | None = None
+    held: VirtualHandoff | None = None
     first: int = -1
     cached_tokens: int | None = None
     host_tokens: int = 0

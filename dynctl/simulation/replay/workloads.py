@@ -140,7 +140,7 @@ def _zones(text: str, raw: str) -> tuple[tuple[str, float], ...]:
 
 
 @dataclass(slots=True)
-class _Session:
+class _WorkloadSession:
     number: int
     prompt: int
     tenant: int
@@ -173,7 +173,7 @@ class _Generator:
 
     def requests(self) -> Iterator[TraceRequest]:
         workload = self._workload
-        waiting: list[tuple[float, int, _Session]] = []
+        waiting: list[tuple[float, int, _WorkloadSession]] = []
         start, sent = self._next_start(0.0), 0
         while sent < workload.requests:
             while not waiting or start <= waiting[0][0]:
@@ -209,7 +209,7 @@ class _Generator:
             need -= left * speed
             now += left
 
-    def _new_session(self, prompt: int) -> _Session:
+    def _new_session(self, prompt: int) -> _WorkloadSession:
         workload, content = self._workload, self._content
         self._session += 1
         tenant = content.randrange(workload.tenants)
@@ -228,11 +228,13 @@ class _Generator:
             shared += self._document_length(document)
             prefixes.append((_mix(prefixes[-1][0], document, 1), shared))
         tokens = shared + self._length(workload.turn_tokens)
-        return _Session(
+        return _WorkloadSession(
             self._session, prompt, tenant, zone, left, tokens, shared, tuple(prefixes)
         )  # fmt: skip
 
-    def _request(self, at: float, sent: int, session: _Session, output: int) -> TraceRequest:
+    def _request(
+        self, at: float, sent: int, session: _WorkloadSession, output: int
+    ) -> TraceRequest:
         size = self._block_size
         ids: list[int] = []
         # A block belongs to the shortest shared prefix that holds it whole, else to the session.

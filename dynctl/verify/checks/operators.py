@@ -21,7 +21,7 @@ from dynctl.verify.join import JoinedFacts
 from dynctl.verify.needs import cluster_of, clustered, governed
 from dynctl.verify.wording import many, some
 from dynctl.wire.kubernetes.names import OPERATOR_APP
-from dynctl.wire.kubernetes.objects import Workload
+from dynctl.wire.kubernetes.objects import KubeDeployment
 
 _TOPOLOGIES: Final = (
     ("grove.io", "clustertopologybindings"),
@@ -58,17 +58,17 @@ class Scope:
         return self.namespace in ("", namespace)
 
 
-def subject(operator: Workload) -> str:
+def subject(operator: KubeDeployment) -> str:
     """``Deployment name.namespace``."""
     return f"Deployment {operator.name}.{operator.namespace}"
 
 
-def account(operator: Workload) -> str:
+def account(operator: KubeDeployment) -> str:
     """The operator's service account, as RBAC names it."""
     return f"system:serviceaccount:{operator.namespace}:{operator.service_account}"
 
 
-def scope(operator: Workload) -> Scope:
+def scope(operator: KubeDeployment) -> Scope:
     """The namespaces in its arguments; a configuration file is not read."""
     words = [word for arg in operator.args for word in arg.split()]
     for name in _NAMESPACE_OPTIONS:
@@ -78,19 +78,21 @@ def scope(operator: Workload) -> Scope:
     return Scope(known=option(words, _CONFIG_OPTION) is None)
 
 
-def watching(operators: Iterable[Workload], namespaces: Iterable[str]) -> list[Workload]:
+def watching(
+    operators: Iterable[KubeDeployment], namespaces: Iterable[str]
+) -> list[KubeDeployment]:
     """The operators that may watch one of these namespaces, running or not."""
     spaces = sorted(set(namespaces))
     return [operator for operator in operators if any(map(scope(operator).may_watch, spaces))]
 
 
-def version(operator: Workload) -> tuple[int, int] | None:
+def version(operator: KubeDeployment) -> tuple[int, int] | None:
     """Major and minor version from the image tag; None for a digest or another tag."""
     match = _VERSION.match(_tag(image(operator)))
     return (int(match[1]), int(match[2])) if match else None
 
 
-def image(operator: Workload) -> str:
+def image(operator: KubeDeployment) -> str:
     """The image of the operator, not of its proxies; empty if unknown."""
     named = [reference for reference in operator.images if "operator" in _repository(reference)]
     candidates: Sequence[str] = named or operator.images
@@ -106,7 +108,7 @@ def _tag(name: str) -> str:
     return name.partition("@")[0].rpartition("/")[2].partition(":")[2]
 
 
-def _operators(joined: JoinedFacts) -> tuple[Workload, ...]:
+def _operators(joined: JoinedFacts) -> tuple[KubeDeployment, ...]:
     operators = cluster_of(joined).operators
     return () if isinstance(operators, Unread) else operators
 
@@ -166,13 +168,13 @@ def _operator_runs(joined: JoinedFacts) -> Outcome:
     )
 
 
-def _not_ready(workload: Workload) -> str:
+def _not_ready(workload: KubeDeployment) -> str:
     if not workload.replicas:
         return "is scaled to 0 replicas"
     return f"{workload.ready:,} of {workload.replicas:,} replicas are ready"
 
 
-def _version_text(workload: Workload) -> str:
+def _version_text(workload: KubeDeployment) -> str:
     number = version(workload)
     return "" if number is None else f"{number[0]}.{number[1]}"
 
@@ -200,7 +202,7 @@ def _one_operator(joined: JoinedFacts) -> Outcome:
 def _supports_policy(joined: JoinedFacts) -> Outcome:
     mine = watching(_operators(joined), _namespaces(joined, governed_only=True))
     wrong: list[Found] = []
-    known: list[Workload] = []
+    known: list[KubeDeployment] = []
     for operator in mine:
         number = version(operator)
         if number is None:
@@ -244,7 +246,7 @@ def _account_subject(reviewed: Account) -> str:
 
 
 def _denied_permissions(
-    joined: JoinedFacts, reviewed: Account, operator: Workload, unread: list[str]
+    joined: JoinedFacts, reviewed: Account, operator: KubeDeployment, unread: list[str]
 ) -> Iterator[Found]:
     answers = _answers_by_namespace(reviewed)
     topologies = [key for key in answers if key[:2] in _TOPOLOGIES]

@@ -250,9 +250,9 @@ class _Reader:
         version = served[f"{METADATA}.{GRAPH_GROUP}"][0]
         return self.inside(f"/apis/{GRAPH_GROUP}/{version}", METADATA, worker_metadata)
 
-    def operators(self) -> Listing[objects.Workload]:
+    def operators(self) -> Listing[objects.KubeDeployment]:
         query = {"labelSelector": f"app.kubernetes.io/name={OPERATOR_APP}"}
-        return self.all("/apis/apps/v1", "deployments", objects.workload, query)
+        return self.all("/apis/apps/v1", "deployments", objects.kube_deployment, query)
 
     def grove_sets(self, served: Served) -> Listing[str]:
         if isinstance(served, Unread):

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from dynctl.base.decode_errors import WireError
 from dynctl.wire.dynamo.payload import (
     DEFAULT_LIMITS,
-    Limits,
+    PayloadLimits,
     bound_payload,
     kind_name,
     reading,
@@ -116,19 +116,19 @@ class _Add(Struct, gc=False):
     prefill_load_hint: _Hint | None = None
 
 
-class _Data(Struct, gc=False):
+class _SequenceData(Struct, gc=False):
     added: _Add | None = msgspec.field(name="AddRequest", default=None)
 
 
-class _Rank(Struct, gc=False):
+class _SequenceRank(Struct, gc=False):
     worker_id: _U64
     dp_rank: _U32 = 0
 
 
-class _Event(Struct, gc=False):
+class _SequenceMessage(Struct, gc=False):
     request_id: _Name
-    worker: _Rank
-    data: _Data | str
+    worker: _SequenceRank
+    data: _SequenceData | str
     router_id: _U64
     lora_name: _Name | None = None
 
@@ -137,20 +137,22 @@ class _Shape(Struct, gc=False):
     events: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-class _RawEvent(Struct, gc=False):
+class _RawSequence(Struct, gc=False):
     data: msgspec.Raw
 
 
 _shape_decoder: Final = msgspec.msgpack.Decoder(_Shape)
-_event_decoder: Final = msgspec.msgpack.Decoder(_Event)
-_events_decoder: Final = msgspec.msgpack.Decoder(list[_Event])
-_raw_event_decoder: Final = msgspec.msgpack.Decoder(_RawEvent)
-_raw_events_decoder: Final = msgspec.msgpack.Decoder(list[_RawEvent])
+_event_decoder: Final = msgspec.msgpack.Decoder(_SequenceMessage)
+_events_decoder: Final = msgspec.msgpack.Decoder(list[_SequenceMessage])
+_raw_event_decoder: Final = msgspec.msgpack.Decoder(_RawSequence)
+_raw_events_decoder: Final = msgspec.msgpack.Decoder(list[_RawSequence])
 _any_decoder: Final = msgspec.msgpack.Decoder()
 _encoder: Final = msgspec.msgpack.Encoder()
 
 
-def decode_sequences(payload: bytes, limits: Limits = DEFAULT_LIMITS) -> tuple[SequenceEvent, ...]:
+def decode_sequences(
+    payload: bytes, limits: PayloadLimits = DEFAULT_LIMITS
+) -> tuple[SequenceEvent, ...]:
     """The events of a message, in order, from either form of payload.
 
     Raises ``WireError`` if the payload has neither form, a known event has a missing or wrong
@@ -196,12 +198,12 @@ def _duration(seconds: float | None) -> dict[str, int] | None:
     return {"secs": nanos // 1_000_000_000, "nanos": nanos % 1_000_000_000}
 
 
-def _added_request(event: _Event) -> _Add | None:
+def _added_request(event: _SequenceMessage) -> _Add | None:
     return None if isinstance(event.data, str) else event.data.added
 
 
 def _to_event(
-    event: _Event, place: int, payload: bytes, several: msgspec.Raw | msgspec.UnsetType
+    event: _SequenceMessage, place: int, payload: bytes, several: msgspec.Raw | msgspec.UnsetType
 ) -> SequenceEvent:
     worker = event.worker
     added = _added_request(event)

@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 from dynctl.base.decode_errors import WireError
 from dynctl.wire.dynamo.payload import (
     DEFAULT_LIMITS,
-    Limits,
+    PayloadLimits,
     bound_payload,
     kind_name,
     reading,
@@ -107,7 +107,7 @@ _encoder: Final = msgspec.msgpack.Encoder()
 _envelope_decoder: Final = msgspec.msgpack.Decoder(Envelope)
 
 
-def decode_envelope(body: bytes, limits: Limits = DEFAULT_LIMITS) -> Envelope:
+def decode_envelope(body: bytes, limits: PayloadLimits = DEFAULT_LIMITS) -> Envelope:
     """The envelope in a NATS body. Raises ``WireError``."""
     longest = limits.payload_bytes + ENVELOPE_MARGIN_BYTES
     if len(body) > longest:
@@ -121,7 +121,7 @@ def encode_envelope(envelope: Envelope) -> bytes:
     return _encoder.encode(envelope)
 
 
-def decode_zmq_frames(frames: Sequence[bytes], limits: Limits = DEFAULT_LIMITS) -> Envelope:
+def decode_zmq_frames(frames: Sequence[bytes], limits: PayloadLimits = DEFAULT_LIMITS) -> Envelope:
     """The envelope in a ZMQ message, whose frames must have the same values.
 
     Raises ``WireError``.
@@ -218,7 +218,7 @@ _any_decoder: Final = msgspec.msgpack.Decoder()
 
 
 def decode_router_events(
-    payload: bytes, limits: Limits = DEFAULT_LIMITS
+    payload: bytes, limits: PayloadLimits = DEFAULT_LIMITS
 ) -> tuple[RouterEvent, ...]:
     """The events of a ``kv-events`` message, in order.
 
@@ -263,7 +263,7 @@ def router_event_from(value: Any, where: str = "event") -> RouterEvent:
 
 
 def decode_durable_event(
-    payload: bytes, limits: Limits = DEFAULT_LIMITS
+    payload: bytes, limits: PayloadLimits = DEFAULT_LIMITS
 ) -> tuple[RouterEvent, int]:
     """The event in a message of a JetStream stream, which is JSON, and its rank's first number.
 
@@ -366,7 +366,7 @@ def _data(event: WorkerEvent | UnknownEvent) -> dict[str, Any] | str:
 _metrics_decoder: Final = msgspec.msgpack.Decoder(KvMetrics)
 
 
-def decode_kv_metrics(payload: bytes, limits: Limits = DEFAULT_LIMITS) -> KvMetrics:
+def decode_kv_metrics(payload: bytes, limits: PayloadLimits = DEFAULT_LIMITS) -> KvMetrics:
     """The report in a ``kv_metrics`` message. Raises ``WireError``."""
     bound_payload(payload, limits)
     with reading("metrics"):
@@ -413,7 +413,7 @@ class _Pass(Struct, frozen=True, gc=False):
 _pass_decoder: Final = msgspec.msgpack.Decoder(_Pass)
 
 
-def decode_forward_pass(payload: bytes, limits: Limits = DEFAULT_LIMITS) -> ForwardPass:
+def decode_forward_pass(payload: bytes, limits: PayloadLimits = DEFAULT_LIMITS) -> ForwardPass:
     """The report in a message. Raises ``WireError``."""
     bound_payload(payload, limits)
     with reading("forward pass"):

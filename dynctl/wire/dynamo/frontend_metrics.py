@@ -135,7 +135,7 @@ def add_loads(
 
 def read_frontend_metrics(body: bytes) -> FrontendMetrics:
     """Read a whole answer. Raises WireError if it is not in the Prometheus text format."""
-    reading = _Reading()
+    reading = _MetricsReading()
     for name, labels, value in read_samples(body, _WANTED, max_bytes=MAX_BYTES):
         reading.take(name, labels, value)
     return reading.result()
@@ -280,7 +280,7 @@ _WANTED: Final = frozenset(
 )
 
 
-class _Reading:
+class _MetricsReading:
     """Groups samples by rank, model and queue."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from dynctl.base.decode_errors import WireError
 _SHOWN: Final = 64  # characters of a foreign name: it reaches logs and tables
 
 
-class Limits(Struct, frozen=True):
+class PayloadLimits(Struct, frozen=True):
     """Bounds of one message; a message beyond them is refused as a whole.
 
     The defaults are about a hundred times the events of one step of a large engine.
@@ -21,10 +21,10 @@ class Limits(Struct, frozen=True):
     blocks: int = 1024 * 1024
 
 
-DEFAULT_LIMITS: Final = Limits()
+DEFAULT_LIMITS: Final = PayloadLimits()
 
 
-def bound_payload(payload: bytes, limits: Limits) -> None:
+def bound_payload(payload: bytes, limits: PayloadLimits) -> None:
     """Raise ``WireError`` if the payload is too long."""
     if len(payload) > limits.payload_bytes:
         raise WireError(

@@ -42,7 +42,7 @@ def decode_radix_state(payload: bytes) -> list[RouterEvent]:
     problems = []
     for tiers in (True, False):
         try:
-            return _Reader(payload, tiers=tiers).events()
+            return _RadixReader(payload, tiers=tiers).events()
         except WireError as error:
             problems.append(error)
     raise problems[0]
@@ -78,7 +78,7 @@ def encode_radix_state(events: Sequence[RouterEvent]) -> bytes:
     return b"".join(parts)
 
 
-class _Reader:
+class _RadixReader:
     """Reads one form; ``tiers``: with storage tiers and start positions."""
 
     def __init__(self, payload: bytes, *, tiers: bool) -> None:

@@ -255,7 +255,7 @@ def encode_control(message: Literal["stop", "kill"]) -> bytes:
 _MAX_HEADERS: Final = 256
 
 
-class ReceivedRequest(NamedTuple):
+class RoutedRequest(NamedTuple):
     """A request with its route. ``payload`` is what :func:`parse_payload` reads."""
 
     path: str
@@ -285,7 +285,7 @@ class RequestDecoder:
         """Received bytes of a request that is not complete."""
         return len(self._received)
 
-    def next_request(self) -> ReceivedRequest | None:
+    def next_request(self) -> RoutedRequest | None:
         """The next complete request, None if it is not complete yet.
 
         Raises WireError; the stream cannot be used afterwards.
@@ -316,7 +316,7 @@ class RequestDecoder:
         payload = bytes(received[start : start + length])
         del received[: start + length]
         texts = {name: text for name, text in read.items() if isinstance(text, str)}
-        return ReceivedRequest(path, texts, payload)
+        return RoutedRequest(path, texts, payload)
 
     def _part(self, size: struct.Struct, at: int) -> tuple[bytes, int] | None:
         """The bytes of a part with its length before it, and where they end."""
@@ -492,7 +492,7 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RequestRefused:
     """The worker refuses to answer; ``error`` is its reason."""
 
     error: str
@@ -508,7 +508,7 @@ class Sentinel:
     """The worker closes the connection now."""
 
 
-Step = Begun | Refused | RawItem | Completed | Sentinel
+Step = Begun | RequestRefused | RawItem | Completed | Sentinel
 
 
 class _ItemDocument(msgspec.Struct):
@@ -581,7 +581,7 @@ class AnswerDecoder:
         if error is None:
             return Begun()
         text = error if isinstance(error, str) else msgspec.json.encode(error).decode()
-        return Refused(printable(text))
+        return RequestRefused(printable(text))
 
     def _control(self, header: bytes) -> Step:
         message = msgspec.json.decode(header)

@@ -45,7 +45,7 @@ class CardSettings:
 
 def read_router_config(card: Mapping[str, Any]) -> CardSettings:
     """The settings of a card's ``router_config``. Never raises: it names unusable settings."""
-    reading = _Reading()
+    reading = _SettingsReading()
     reading.mode(card.get("router_mode"))
     for name, value in _section(card, "kv_router_config", reading):
         reading.kv(name, value)
@@ -132,7 +132,7 @@ _HARMLESS: Final = frozenset(
 )
 
 
-class _Reading:
+class _SettingsReading:
     def __init__(self) -> None:
         #: A missing key means Dynamo's default.
         self.values: dict[str, Any] = {
@@ -204,7 +204,9 @@ class _Reading:
             self.name(where, value, "unknown setting with an unknown effect")
 
 
-def _section(card: Mapping[str, Any], name: str, reading: _Reading) -> Iterator[tuple[str, Any]]:
+def _section(
+    card: Mapping[str, Any], name: str, reading: _SettingsReading
+) -> Iterator[tuple[str, Any]]:
     section = card.get(name)
     if section is None:
         return

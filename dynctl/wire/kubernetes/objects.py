@@ -167,7 +167,7 @@ class PodEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class KubeDeployment:
     """A Deployment. ``images``: of its containers; ``selector``: labels of its pods."""
 
     namespace: str
@@ -268,14 +268,14 @@ def pod_event(body: Mapping[str, Any]) -> PodEvent | None:
     )
 
 
-def workload(body: Mapping[str, Any]) -> Workload:
+def kube_deployment(body: Mapping[str, Any]) -> KubeDeployment:
     """Read a Deployment."""
     metadata, spec = mapping(body.get("metadata")), mapping(body.get("spec"))
     template = mapping(mapping(spec.get("template")).get("spec"))
     containers = mappings(template.get("containers"))
     args = (arg for container in containers for arg in sequence(container.get("args")))
     replicas = spec.get("replicas")
-    return Workload(
+    return KubeDeployment(
         text(metadata.get("namespace")),
         text(metadata.get("name")),
         text(template.get("serviceAccountName")) or "default",

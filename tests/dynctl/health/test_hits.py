@@ -29,7 +29,7 @@ from dynctl.findings.catalogue import all_codes
 from dynctl.health.hits import Bounds, SharedCache, Window, hits
 from dynctl.settings.router_options import ROUTER_OPTIONS
 from dynctl.simulation.engine.config import EngineConfig
-from dynctl.simulation.replay.fleet import Policy
+from dynctl.simulation.replay.fleet import ReplayPolicy
 from dynctl.simulation.replay.simulation import simulate
 from dynctl.wire.traces import TraceRequest
 from router_core import (
@@ -731,7 +731,7 @@ def tiered(host: int, disk: int, **settings_: Any) -> list[Record]:
         prefill_tokens_per_s=4000.0,
         kv_bytes_per_token=1e6,
     )
-    policy = Policy("p", RouterConfig(**settings_))
+    policy = ReplayPolicy("p", RouterConfig(**settings_))
     simulate(trace, simulated_fleet(3, engine), policy, records=records.append)
     return records
 

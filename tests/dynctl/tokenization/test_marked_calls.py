@@ -155,7 +155,11 @@ KIMI_CALL = "".join([KIMI[1], "functions.f:0", KIMI[2], "{}", KIMI[3]])
         # What may become a mark is held back, also before white space.
         ("deepseek_v3_1", ["a < ", "b"], [Part("a < b")]),
         # Texts may have ends of lines, which become spaces.
-        ("deepseek_v3_1", [CALL.replace("{}", '"a\n  b"')], [Part("", (ToolCall("f", '"a b"'),))]),
+        (
+            "deepseek_v3_1",
+            [CALL.replace("{}", '"a\n  b"')],
+            [Part("", (ToolCall("f", '"a b"'),))],
+        ),
         ("deepseek_v3_1", [CALL.replace("{}", '"a\tb"')], [Part("")]),
         # The block of code is needed in one format; it ends at its first end, or with the call.
         ("deepseek_v3", [deepseek_v3("f", "{}").replace("```json", "")], [Part("")]),
@@ -170,7 +174,11 @@ KIMI_CALL = "".join([KIMI[1], "functions.f:0", KIMI[2], "{}", KIMI[3]])
             [f"{X} so </tool_call> b", "<tool_call>", "c"],
             [Part("", (F,)), Part(" b"), Part("<tool_call>c")],
         ),
-        ("qwen3_coder", ["<function=f></tool_call>", "b"], [Part("<function=f></tool_call>"), B]),
+        (
+            "qwen3_coder",
+            ["<function=f></tool_call>", "b"],
+            [Part("<function=f></tool_call>"), B],
+        ),
         # What the end of the answer cut off is lost with its function, or is text without any.
         ("qwen3_coder", [f"<tool_call>{X}<function=f><parameter=x>1"], [Part("", (F,))]),
         ("qwen3_coder", ["<tool_call><function=f><parameter=x>1"], [Part("")]),
@@ -185,7 +193,11 @@ KIMI_CALL = "".join([KIMI[1], "functions.f:0", KIMI[2], "{}", KIMI[3]])
         ("kimi_k2", [f"{KIMI[0]} b{KIMI[4]}", "c"], [Part(""), Part("c")]),
         ("kimi_k2", [f"{KIMI[0]}{KIMI_CALL}{KIMI_CALL[:-1]}"], [Part("", (K,))]),
         ("kimi_k2", [KIMI_CALL.replace(":0", "")], [Part("")]),
-        ("kimi_k2", [KIMI_CALL.replace("{}", "{x}")], [Part("", (K._replace(arguments="{x}"),))]),
+        (
+            "kimi_k2",
+            [KIMI_CALL.replace("{}", "{x}")],
+            [Part("", (K._replace(arguments="{x}"),))],
+        ),
         ("kimi_k2", [KIMI_CALL.replace("{}", "{} [1]")], [Part("", (K,))]),
         (
             "kimi_k2",
@@ -197,7 +209,11 @@ KIMI_CALL = "".join([KIMI[1], "functions.f:0", KIMI[2], "{}", KIMI[3]])
         ("minimax_m2", ["<minimax:tool_call> b"], [Part("")]),
         ("minimax_m2", ["<invoke name=f> b"], [Part("")]),
         ("minimax_m2", [f"{INVOKE}<invoke name=g>"], [Part("", (F,))]),
-        ("minimax_m2", [f"<invoke name=f><parameter name=x>1{INVOKE[-9:]}"], [Part("", (F,))]),
+        (
+            "minimax_m2",
+            [f"<invoke name=f><parameter name=x>1{INVOKE[-9:]}"],
+            [Part("", (F,))],
+        ),
         ("minimax_m2", ["<minimax:tool_call>b</minimax:tool_call>", "b"], [Part(""), B]),
         # Names may be in quotes; one quote alone, which ends Dynamo's answer, is a name.
         ("qwen3_coder", ["<function= 'f' >"], [Part("", (F,))]),

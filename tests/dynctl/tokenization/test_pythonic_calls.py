@@ -161,7 +161,11 @@ def test_unusual_texts_are_read_as_in_dynamo(text: str, expected: list[Part]) ->
 
 def test_a_piece_that_ends_like_the_mark_is_held_back() -> None:
     assert split("a_", "b") == [Part("a"), Part("_b")]
-    assert split("[f_", "g(x=1)]", ".") == [Part("[f"), Part("_g(x=1)]"), Part(".")]
+    assert split("[f_", "g(x=1)]", ".") == [
+        Part("[f"),
+        Part("_g(x=1)]"),
+        Part("."),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,11 @@ def test_any_text_is_read_without_an_error(parser, given):
     ("parser", "text", "expected"),
     [
         # A name without arguments is a call for some.
-        ("hermes", '<tool_call>{"name": "f"}</tool_call>', [Part("", (ToolCall("f", "{}"),))]),
+        (
+            "hermes",
+            '<tool_call>{"name": "f"}</tool_call>',
+            [Part("", (ToolCall("f", "{}"),))],
+        ),
         ("phi4", 'functools[{"name": "f"}]', [Part("")]),
         # Arguments stay as they were written.
         (
@@ -129,14 +133,22 @@ def test_any_text_is_read_without_an_error(parser, given):
             [Part("", (ToolCall("f", "{}"),))],
         ),
         # Broken JSON: lost, or text.
-        ("hermes", "a<tool_call>{x}</tool_call>b", [Part("a"), Part(""), Part("b")]),
+        (
+            "hermes",
+            "a<tool_call>{x}</tool_call>b",
+            [Part("a"), Part(""), Part("b")],
+        ),
         (
             "nemotron_deci",
             "<TOOLCALL>{x}</TOOLCALL>",
             [Part("<TOOLCALL>{x}</TOOLCALL>")],
         ),
         # Bare JSON is a call, with the text before it.
-        ("llama3_json", 'so {"name":"f","parameters":{}}', [Part("so", (ToolCall("f", "{}"),))]),
+        (
+            "llama3_json",
+            'so {"name":"f","parameters":{}}',
+            [Part("so", (ToolCall("f", "{}"),))],
+        ),
         ("hermes", "an { open brace", [Part("an { open brace")]),
         # Several objects after one mark.
         (

@@ -11,7 +11,7 @@ from dynctl.findings.report import CheckResult, State
 from dynctl.verify.checks.operators import OPERATOR_CHECKS, Scope, scope, version
 from dynctl.verify.facts import Account, VerifyFacts
 from dynctl.verify.join import join
-from dynctl.wire.kubernetes.objects import Workload
+from dynctl.wire.kubernetes.objects import KubeDeployment
 from tests.dynctl.verify.whole_cluster import (
     OPERATOR,
     OPERATOR_ACCESS,
@@ -30,9 +30,9 @@ PODS_IN = AccessReview("patch", "pods", "", "prod")
 OLD_GROVE = AccessReview("get", "clustertopologies", "grove.io")
 
 
-def operator(name: str = "op", namespace: str = "system", **changes: Any) -> Workload:
+def operator(name: str = "op", namespace: str = "system", **changes: Any) -> KubeDeployment:
     result: dict[str, Any] = {"replicas": 1, "ready": 1, "images": ("x/kubernetes-operator:1.6.1",)}
-    return Workload(namespace, name, name, **{**result, **changes})
+    return KubeDeployment(namespace, name, name, **{**result, **changes})
 
 
 def results(cluster: Cluster | None = None, **changes: Any) -> dict[str, CheckResult]:

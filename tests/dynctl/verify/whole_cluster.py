@@ -96,7 +96,7 @@ class Cluster:
                 one for body in self.all("EndpointSlice") for one in read.endpoints(body)
             ),
             metadata=tuple(map(worker_metadata, self.all("DynamoWorkerMetadata"))),
-            operators=tuple(map(read.workload, self.all("Deployment"))),
+            operators=tuple(map(read.kube_deployment, self.all("Deployment"))),
             operator_accounts=(Account(OPERATOR, dict.fromkeys(OPERATOR_ACCESS, True)),),
             grove_sets=tuple(
                 f"{one['metadata']['namespace']}/{one['metadata']['name']}"

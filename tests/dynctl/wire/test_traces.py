@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynctl.base.decode_errors import WireError
-from dynctl.wire.traces import MOST_LINE_BYTES, Skipped, TraceRequest, read_trace, trace_format
+from dynctl.wire.traces import MOST_LINE_BYTES, SkippedLines, TraceRequest, read_trace, trace_format
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:03.9799600,4808,10
@@ -111,7 +111,7 @@ def test_a_bad_line_is_named_or_counted(trace, bad: str, problem: str) -> None:
         assert problem in str(raised.value).replace("Expected `array`", "expected")
     assert f"{path}: line 2:" in str(raised.value)
 
-    skipped = Skipped()
+    skipped = SkippedLines()
     assert [one.at for one in read_trace(path, skipped=skipped)] == [0.01, 0.03]
     assert skipped.count == 1
     assert skipped.problems[0].startswith("line 2: ")
@@ -141,7 +141,7 @@ def test_an_empty_trace_and_a_file_of_another_kind_are_refused(trace) -> None:
     with pytest.raises(WireError, match="not a trace; expected JSON lines with timestamp"):
         list(read_trace(trace("name: a yaml file")))
     with pytest.raises(WireError, match="no line is good: 2 skipped, the first: line 1"):
-        list(read_trace(trace("{", "{"), skipped=Skipped()))
+        list(read_trace(trace("{", "{"), skipped=SkippedLines()))
 
 
 def test_a_line_without_an_end_is_refused_before_it_is_held(trace) -> None:
@@ -188,4 +188,4 @@ def test_any_bytes_are_a_trace_or_a_wire_error(tmp_path_factory, junk: bytes) ->
     path.write_bytes(line(1).encode() + b"\n" + junk)
     with contextlib.suppress(WireError):
         list(read_trace(path))
-    assert len(list(read_trace(path, skipped=Skipped()))) >= 1
+    assert len(list(read_trace(path, skipped=SkippedLines()))) >= 1

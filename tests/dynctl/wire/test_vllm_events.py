@@ -15,10 +15,10 @@ from dynctl.wire.vllm_events import (
     END_OF_REPLAY,
     END_OF_REPLAY_FRAMES,
     AllBlocksCleared,
+    BatchLimits,
     BlockRemoved,
     BlockStored,
     EventBatch,
-    Limits,
     decode_batch,
     decode_message,
     decode_seq,
@@ -190,10 +190,10 @@ def test_malformed_payload_names_what_was_wrong(payload, where, says):
 @pytest.mark.parametrize(
     ("limits", "where", "says"),
     [
-        (Limits(payload_bytes=10), "payload", "bytes, expected at most 10 bytes"),
-        (Limits(events=1), "events", "2 events, expected at most 1"),
-        (Limits(tokens=7), "token_ids", "8 tokens, expected at most 7"),
-        (Limits(block_hashes=3), "block_hashes", "4 hashes, expected at most 3"),
+        (BatchLimits(payload_bytes=10), "payload", "bytes, expected at most 10 bytes"),
+        (BatchLimits(events=1), "events", "2 events, expected at most 1"),
+        (BatchLimits(tokens=7), "token_ids", "8 tokens, expected at most 7"),
+        (BatchLimits(block_hashes=3), "block_hashes", "4 hashes, expected at most 3"),
     ],
 )
 def test_bounds(limits, where, says):
@@ -207,7 +207,7 @@ def test_bounds(limits, where, says):
 
 def test_unknown_events_count_toward_the_bound():
     with pytest.raises(WireError):
-        decode_batch(pack([1.0, [["Novel"]] * 3, 0]), Limits(events=2))
+        decode_batch(pack([1.0, [["Novel"]] * 3, 0]), BatchLimits(events=2))
 
 
 def test_errors_never_contain_token_ids():

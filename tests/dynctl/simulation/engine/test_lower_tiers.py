@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynctl.simulation.engine.cache_events import Removed, Stored
+from dynctl.simulation.engine.cache_events import CacheRemoved, CacheStored
 from dynctl.simulation.engine.lower_tiers import DISK, HOST
 from dynctl.simulation.engine.prefix_cache import BlockTable, PrefixCache, extend_hashes
 from tests.dynctl.simulation.engine.test_prefix_cache import BLOCK, operations
@@ -19,17 +19,17 @@ class Tiers:
 
     def apply(self, cache: PrefixCache) -> None:
         for event in cache.take_events():
-            if isinstance(event, Stored) and event.tier in self.blocks:
+            if isinstance(event, CacheStored) and event.tier in self.blocks:
                 held, parent = self.blocks[event.tier], event.parent
                 for index, block in enumerate(event.hashes):
                     assert block not in held, "stored twice"
                     tokens = event.tokens[index * BLOCK : (index + 1) * BLOCK]
                     held[block] = (parent, tokens)
                     parent = block
-            elif isinstance(event, Removed) and event.tier in self.blocks:
+            elif isinstance(event, CacheRemoved) and event.tier in self.blocks:
                 for block in event.hashes:
                     del self.blocks[event.tier][block]
-            elif not isinstance(event, Stored | Removed):
+            elif not isinstance(event, CacheStored | CacheRemoved):
                 for held in self.blocks.values():
                     held.clear()
 
@@ -120,6 +120,6 @@ def test_a_run_that_goes_down_together_is_one_event() -> None:
     cache.take_events()
     assert cache.acquire([], 3) is not None
     assert cache.take_events() == [
-        Removed((three, two, one)),
-        Stored(None, (one, two, three), (1, 2, 3), None, None, HOST),
+        CacheRemoved((three, two, one)),
+        CacheStored(None, (one, two, three), (1, 2, 3), None, None, HOST),
     ]

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynctl.simulation.engine.cache_events import (
-    Cleared,
-    Removed,
-    Stored,
+    CacheCleared,
+    CacheRemoved,
+    CacheStored,
 )
 from dynctl.simulation.engine.prefix_cache import (
     BlockTable,
@@ -32,7 +32,7 @@ class Mirror:
 
     def apply(self, cache: PrefixCache) -> None:
         for event in cache.take_events():
-            if isinstance(event, Stored):
+            if isinstance(event, CacheStored):
                 assert len(event.tokens) == len(event.hashes) * BLOCK
                 parent = event.parent
                 for digest in event.hashes:
@@ -41,7 +41,7 @@ class Mirror:
                     assert parent is None or parent in self.parent, "stored below nothing"
                     self.parent[digest] = parent
                     parent = digest
-            elif isinstance(event, Removed):
+            elif isinstance(event, CacheRemoved):
                 for digest in event.hashes:
                     self._copies[digest] -= 1
                     assert self._copies[digest] >= 0, "removed more often than stored"
@@ -137,7 +137,7 @@ def test_the_least_recently_used_prefix_is_evicted_first() -> None:
     cache.release(touched)
     cache.take_events()
     assert cache.acquire([], 1) is not None
-    assert cache.take_events() == [Removed((recent[1],))]
+    assert cache.take_events() == [CacheRemoved((recent[1],))]
 
 
 def test_a_block_computed_twice_is_cached_until_both_are_evicted() -> None:
@@ -151,17 +151,17 @@ def test_a_block_computed_twice_is_cached_until_both_are_evicted() -> None:
     cache.commit(one, hashes, tokens, 2)
     cache.commit(two, hashes, tokens, 2)
     assert not {*one.blocks} & {*two.blocks}
-    stored = Stored(None, (*hashes,), (*tokens,), None)
+    stored = CacheStored(None, (*hashes,), (*tokens,), None)
     assert cache.take_events() == [stored, stored]
     assert (cache.match(hashes), cache.cached_blocks) == (2, 2)
     cache.release(one)
     again = cache.acquire([], 2)
-    assert cache.take_events() == [Removed((hashes[1], hashes[0]))]
+    assert cache.take_events() == [CacheRemoved((hashes[1], hashes[0]))]
     assert cache.match(hashes) == 2
     cache.release(two)
     assert again is not None
     assert cache.acquire([], 2) is not None
-    assert cache.take_events() == [Removed((hashes[1], hashes[0]))]
+    assert cache.take_events() == [CacheRemoved((hashes[1], hashes[0]))]
     assert cache.match(hashes) == 0
 
 
@@ -182,4 +182,4 @@ def test_a_table_of_an_earlier_cache_frees_nothing() -> None:
 def test_clear_is_an_event() -> None:
     cache = PrefixCache(2, BLOCK)
     assert cache.clear()
-    assert cache.take_events() == [Cleared()]
+    assert cache.take_events() == [CacheCleared()]

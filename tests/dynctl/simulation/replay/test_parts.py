@@ -11,9 +11,9 @@ from dynctl.simulation.replay.agenda import LATER, STEP, TRAVEL, Agenda
 from dynctl.simulation.replay.engines import Engines
 from dynctl.simulation.replay.fleet import (
     Objective,
-    Policy,
-    ReplicaSync,
+    ReplayPolicy,
     SimulatedFleet,
+    SimulatedSync,
     SimulatedWorker,
 )
 from dynctl.simulation.replay.journal import Journal
@@ -22,7 +22,7 @@ from dynctl.simulation.replay.rank import VirtualRequest
 from dynctl.simulation.replay.reports import EventReports
 from dynctl.simulation.replay.requests import local_hashes
 from dynctl.simulation.replay.result import Measures
-from dynctl.simulation.replay.routers import Routers
+from dynctl.simulation.replay.routers import ReplayRouters
 from dynctl.simulation.replay.state import NotedRequest
 from dynctl.wire.traces import TraceRequest
 from router_core import IndexMarked, KvEvent, RouterConfig
@@ -148,11 +148,11 @@ def reported(delay_s=0.0, loss=0.0):
     changes: list[Any] = []
     fleet = SimulatedFleet(WORKERS, ENGINE, events_delay_s=delay_s, events_loss=loss)
     journal = Journal(agenda, fleet.model, changes.append)
-    routers = Routers(
+    routers = ReplayRouters(
         fleet,
-        Policy("kv", RouterConfig()),
+        ReplayPolicy("kv", RouterConfig()),
         ENGINE,
-        ReplicaSync(),
+        SimulatedSync(),
         1,
         agenda=agenda,
         journal=journal,

@@ -17,7 +17,7 @@ from dynctl.simulation.engine.model import RankBusy
 from dynctl.simulation.engine.prefix_cache import (
     extend_hashes,
 )
-from dynctl.simulation.engine.scheduler import EngineRequest, RankScheduler, StepTimer
+from dynctl.simulation.engine.scheduler import RankScheduler, ScheduledRequest, StepTimer
 from dynctl.simulation.replay.rank import NS, VirtualRank, VirtualRequest
 
 ENGINE = EngineConfig(
@@ -86,7 +86,7 @@ def really(config, workload):
         times: dict[int, tuple[float, float, int]] = {}
         jobs = []
         for number, (at, tokens, output) in enumerate(workload):
-            request = EngineRequest(
+            request = ScheduledRequest(
                 id=str(number),
                 tokens=list(tokens),
                 max_tokens=output,

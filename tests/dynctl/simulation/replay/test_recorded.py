@@ -16,7 +16,7 @@ from dynctl.documents.replay import ReplayResult
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.replay.fleet import (
     FleetChange,
-    Policy,
+    ReplayPolicy,
     SimulatedFleet,
     SimulatedWorker,
 )
@@ -66,7 +66,7 @@ def replayed(file: Path, speed: float = 1.0, model: str = "m", **engine: Any) ->
     source = fleet_of_recording(file, model)
     assert source is not None
     fleet = simulated_fleet(source, {"prefill_tokens_per_s": 1000.0, **engine}, block_size=16)
-    policy = Policy("round-robin", RouterConfig(router_mode="round-robin"))
+    policy = ReplayPolicy("round-robin", RouterConfig(router_mode="round-robin"))
     given = TraceInput(path=file, speed=speed)
     return simulate(given.requests(1), fleet.faster(speed), policy)
 
@@ -94,7 +94,7 @@ def test_a_recording_shows_which_prefill_workers_start_with_a_decode_worker(
     )
     trace = [TraceRequest(float(n + 1), f"r{n}", 40, 2, (n, n), 16, "m") for n in range(9)]
     records: list[Record] = []
-    policy = Policy("round-robin", RouterConfig(router_mode="round-robin"))
+    policy = ReplayPolicy("round-robin", RouterConfig(router_mode="round-robin"))
     simulate(trace, recorded, policy, records=records.append)
     source = fleet_of_recording(written(file, records), "m")
     assert source is not None

@@ -14,14 +14,14 @@ from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.replay import simulation
 from dynctl.simulation.replay.fleet import (
     FleetChange,
-    Loss,
+    FleetLoss,
     Objective,
-    Policy,
-    ReplicaSync,
+    ReplayPolicy,
     SimulatedFleet,
+    SimulatedSync,
     SimulatedWorker,
 )
-from dynctl.simulation.replay.routers import Routers
+from dynctl.simulation.replay.routers import ReplayRouters
 from dynctl.simulation.replay.simulation import ReplayError, simulate
 from dynctl.wire.traces import TraceRequest
 from router_core import Booked, Role, Router, RouterConfig
@@ -34,8 +34,8 @@ ENGINE = EngineConfig(
     max_num_batched_tokens=64,
     kv_transfer_ms_per_block=2.0,
 )
-ROUND_ROBIN = Policy("round-robin", RouterConfig(router_mode="round-robin"))
-KV = Policy("kv", RouterConfig(router_mode="kv"))
+ROUND_ROBIN = ReplayPolicy("round-robin", RouterConfig(router_mode="round-robin"))
+KV = ReplayPolicy("kv", RouterConfig(router_mode="kv"))
 
 
 def asked(at, number, tokens, output, *ids, **more):
@@ -160,9 +160,9 @@ def fleets(draw, engine):
             kv_hold_timeout_s=draw(st.sampled_from([0.01, 30.0])),
             kv_load_failure_policy=draw(st.sampled_from(["recompute", "fail"])),
         )
-    losses: tuple[Loss, ...] = ()
+    losses: tuple[FleetLoss, ...] = ()
     if draw(st.booleans()):
-        losses = (Loss(0.02, worker_id=1, until=draw(st.sampled_from([None, 0.05]))),)
+        losses = (FleetLoss(0.02, worker_id=1, until=draw(st.sampled_from([None, 0.05]))),)
     changes: list[FleetChange] = []
     states = {worker.worker_id: draw(st.booleans()) for worker in workers}
     times = st.lists(st.sampled_from([0.0, 0.01, 0.02, 0.04, 0.3]), max_size=5)
@@ -206,9 +206,9 @@ def replays(draw):
     )
     more = {
         "routers": draw(st.sampled_from([1, 3])),
-        "sync": ReplicaSync(draw(st.sampled_from(["none", "delayed"]))),
+        "sync": SimulatedSync(draw(st.sampled_from(["none", "delayed"]))),
     }
-    return trace, draw(fleets(engine)), Policy("p", RouterConfig().with_values(values)), more
+    return trace, draw(fleets(engine)), ReplayPolicy("p", RouterConfig().with_values(values)), more
 
 
 def replayed(replay, seed=1, **more):
@@ -245,7 +245,7 @@ def plain_replays(draw):
         "prefill_load_scale": draw(st.sampled_from([1.0, 2.0])),
         "router_temperature": draw(st.sampled_from([0.0, 0.5])),
     }
-    policy = Policy("p", RouterConfig().with_values(values))
+    policy = ReplayPolicy("p", RouterConfig().with_values(values))
     more = {"routers": draw(st.sampled_from([1, 3]))}
     return trace, SimulatedFleet(workers, engine, events_delay_s=delay), policy, more
 
@@ -272,7 +272,7 @@ def test_lean_routers_draw_as_whole_ones_where_no_worker_is_left():
         prefill_tokens_per_s=1000.0,
     )
     where = SimulatedFleet((SimulatedWorker(9, ranks=2),), engine)
-    policy = Policy("p", RouterConfig().with_values({"router_mode": "kv"}))
+    policy = ReplayPolicy("p", RouterConfig().with_values({"router_mode": "kv"}))
     found = simulate(trace, where, policy, 1)
     assert found.counts.refused > 0
     assert encode(found) == encode(simulate(trace, where, policy, 1, lean=False))
@@ -366,7 +366,7 @@ def test_a_topology_policy_keeps_hand_offs_in_their_zone(enforcement, weight, cr
         values["kv_transfer_preferred_weight"] = weight
     trace = [asked(n / 2, n, 9, 2, n * 10, n * 10 + 1) for n in range(30)]
     where = SimulatedFleet(workers, ENGINE, link_domain="zone")
-    result = simulate(trace, where, Policy("topology", RouterConfig().with_values(values)), 5)
+    result = simulate(trace, where, ReplayPolicy("topology", RouterConfig().with_values(values)), 5)
     assert result.counts.finished == 30
     if crossing is None:
         assert result.transfers.cross_domain_transfers > 5
@@ -475,7 +475,7 @@ def test_the_decode_worker_of_a_pair_waits_for_the_prefill_as_long_as_blocks_are
 @pytest.mark.parametrize("mode", ["least-loaded", "power-of-two"])
 def test_modes_that_count_requests_start_no_pairs(mode):
     trace = [asked(n * 0.003, n, 9, 3, n, n + 1) for n in range(20)]
-    policy = Policy(mode, RouterConfig(router_mode=mode))
+    policy = ReplayPolicy(mode, RouterConfig(router_mode=mode))
     pairs = simulate(trace, prefill_and_decode([1, 2], [3, 4]), policy)
     in_turn = simulate(trace, prefill_and_decode([1, 2], [3, 4], bootstrap=False), policy)
     assert replace_fleet(pairs) == replace_fleet(in_turn)
@@ -491,7 +491,7 @@ def test_a_worker_that_is_lost_twice_returns_when_nothing_keeps_it_away():
     where = SimulatedFleet(
         workers,
         ENGINE,
-        losses=(Loss(1.0, domain="zone", value="a", until=3.0),),
+        losses=(FleetLoss(1.0, domain="zone", value="a", until=3.0),),
         changes=(
             FleetChange(2.0, 1, "joins"),
             FleetChange(2.5, 1, "unavailable", "cordoned"),
@@ -513,7 +513,7 @@ def test_a_worker_that_is_lost_twice_returns_when_nothing_keeps_it_away():
 def test_a_lost_zone_loses_its_caches_and_its_requests_start_again_elsewhere():
     workers = tuple(SimulatedWorker(n, domains={"zone": "ab"[n % 2]}) for n in (1, 2, 3, 4))
     trace = [asked(n * 0.01, n, 40, 20, *range(n % 4 * 10, n % 4 * 10 + 10)) for n in range(100)]
-    loss = Loss(0.5, domain="zone", value="a", until=0.7)
+    loss = FleetLoss(0.5, domain="zone", value="a", until=0.7)
     result = simulate(trace, SimulatedFleet(workers, ENGINE, losses=(loss,)), KV, 2)
     whole = simulate(trace, SimulatedFleet(workers, ENGINE), KV, 2)
     assert result.counts.finished + result.counts.failed == 100
@@ -527,7 +527,7 @@ def test_a_lost_zone_loses_its_caches_and_its_requests_start_again_elsewhere():
 def test_a_request_that_loses_its_worker_after_its_first_token_is_noted(lost_at, noted):
     """8 tokens take 8 ms, then 3 steps of 10 ms: at 4 ms it has no output and starts again, at 20
     ms it has and fails, after 38 ms it has ended."""
-    where = fleet(2, losses=(Loss(lost_at, worker_id=1),))
+    where = fleet(2, losses=(FleetLoss(lost_at, worker_id=1),))
     trace = [asked(0.0, 0, 8, 4, 1, 2), asked(2.0, 1, 8, 1, 3, 4)]
     found = simulate(trace, where, ROUND_ROBIN)
     assert found.counts.failed == int(noted)
@@ -591,7 +591,7 @@ def test_a_request_that_loses_its_decode_worker_is_prefilled_again(bootstrap):
 
 
 def test_a_request_that_cannot_move_because_no_worker_is_left_has_failed():
-    where = fleet(1, losses=(Loss(0.02, worker_id=1),), migration_limit=3)
+    where = fleet(1, losses=(FleetLoss(0.02, worker_id=1),), migration_limit=3)
     result = simulate([asked(0.0, 0, 8, 4, 1, 2)], where, KV)
     assert (result.counts.failed, result.counts.refused, result.counts.moves) == (1, 0, 0)
     assert any("no worker took them" in note for note in result.notes)
@@ -616,12 +616,12 @@ def test_what_a_moved_request_computed_is_cached_for_its_next_move():
 
 def test_routers_that_do_not_share_their_bookings_balance_worse():
     trace = [asked(n * 0.002, n, 40, 8, *range(n * 10, n * 10 + 10)) for n in range(200)]
-    policy = Policy("kv", RouterConfig(router_mode="kv"))
+    policy = ReplayPolicy("kv", RouterConfig(router_mode="kv"))
     engine = replace(ENGINE, total_blocks=400)
 
     def p99(routers, mode):
         where = fleet(8, engine)
-        found = simulate(trace, where, policy, 7, routers=routers, sync=ReplicaSync(mode))
+        found = simulate(trace, where, policy, 7, routers=routers, sync=SimulatedSync(mode))
         return found.ttft_s.p99
 
     # Ties are broken at random, so routers that share may be as good as one.
@@ -634,9 +634,9 @@ def test_routers_that_share_without_delay_have_the_same_load_and_all_end_with_no
     token; so do those that come late."""
     trace, where, policy, _ = replay
     for delay in (0.0, 0.001):
-        made: list[Routers] = []
+        made: list[ReplayRouters] = []
 
-        class Watched(Routers):
+        class Watched(ReplayRouters):
             def __init__(self, *args, _made=made, **more):
                 super().__init__(*args, **more)
                 _made.append(self)
@@ -647,8 +647,8 @@ def test_routers_that_share_without_delay_have_the_same_load_and_all_end_with_no
                 return super().plan(live)
 
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(simulation, "Routers", Watched)
-            simulate(trace, where, policy, 1, routers=3, sync=ReplicaSync("delayed", delay))
+            patched.setattr(simulation, "ReplayRouters", Watched)
+            simulate(trace, where, policy, 1, routers=3, sync=SimulatedSync("delayed", delay))
         assert {len(one.router.load) for one in made[0].frontends} == {0}
         assert all(not any(sum(loads(one.router), ())) for one in made[0].frontends)
 
@@ -658,9 +658,9 @@ def test_what_routers_do_not_count_is_what_the_load_of_each_lacks(replay, mode, 
     """The measure has the prefill tokens of every router, at each choice and with every delay."""
     trace, where, policy, _ = replay
     where = replace(where, losses=(), changes=())
-    made: list[Routers] = []
+    made: list[ReplayRouters] = []
 
-    class Watched(Routers):
+    class Watched(ReplayRouters):
         def __init__(self, *args, **more):
             super().__init__(*args, **more)
             made.append(self)
@@ -679,8 +679,8 @@ def test_what_routers_do_not_count_is_what_the_load_of_each_lacks(replay, mode, 
         return peers
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(simulation, "Routers", Watched)
-        sync = ReplicaSync(mode, delay)
+        patched.setattr(simulation, "ReplayRouters", Watched)
+        sync = SimulatedSync(mode, delay)
         result = simulate(trace, where, policy, 1, routers=3, sync=sync, lean=False)
     peers = compare()
     assert (peers._booked, peers._own) == (0, {})
@@ -725,7 +725,7 @@ def test_routers_choose_the_same_worker_for_requests_that_arrive_within_the_dela
             sent.setdefault(int(record.id[1:]) // 6, set()).add(record.decode)
 
     engine = replace(ENGINE, total_blocks=4000)
-    sync = ReplicaSync("delayed", delay)
+    sync = SimulatedSync("delayed", delay)
     simulate(trace, fleet(6, engine), KV, 1, routers=3, sync=sync, records=note)
     mean = sum(map(len, sent.values())) / len(sent)
     assert least <= mean <= most
@@ -734,7 +734,7 @@ def test_routers_choose_the_same_worker_for_requests_that_arrive_within_the_dela
 def test_requests_wait_in_the_router_queue_and_a_full_one_refuses():
     trace = [asked(0.0, n, 60, 1, *range(n * 15, n * 15 + 15)) for n in range(12)]
     values = {"router_queue_threshold": 0.0, "router_queue_max_requests": 4}
-    result = simulate(trace, fleet(2), Policy("queue", RouterConfig().with_values(values)), 1)
+    result = simulate(trace, fleet(2), ReplayPolicy("queue", RouterConfig().with_values(values)), 1)
     assert result.counts.refusals == {"queue_full": result.counts.refused}
     assert result.counts.refused > 0
     assert result.counts.queued == result.queued_s.count > 0
@@ -768,7 +768,9 @@ def test_the_load_of_a_prefill_falls_while_it_runs_with_a_prefill_load_model(mod
         asked(40.030, "C", 20, 1, *range(9200, 9205)),
     ]
     engine = replace(ENGINE, total_blocks=4000)
-    simulate(trace, fleet(2, engine), Policy("p", RouterConfig().with_values(values)), records=note)
+    simulate(
+        trace, fleet(2, engine), ReplayPolicy("p", RouterConfig().with_values(values)), records=note
+    )
     assert sent["rA"] != sent["rB"]
     assert sent["rC"] == sent["rA" if model == "measured" else "rB"]
 
@@ -788,7 +790,7 @@ def test_a_request_waits_in_the_queue_until_the_load_has_fallen(model, waited):
         if isinstance(record, Finished):
             found[record.id] = record.queued_s
 
-    policy = Policy("p", RouterConfig().with_values(values))
+    policy = ReplayPolicy("p", RouterConfig().with_values(values))
     result = simulate(trace, fleet(1, engine), policy, records=note)
     assert {name: one for name, one in found.items() if one} == {"r51": pytest.approx(waited)}
     assert result.counts.queued == 1
@@ -805,7 +807,9 @@ def test_prefill_workers_are_measured_until_their_blocks_can_be_used(bootstrap):
         if isinstance(record, Changed) and isinstance(record.change, Booked):
             predicted.append((record.change.stage, record.change.predicted_s))
 
-    policy = Policy("p", RouterConfig().with_values({"router_prefill_load_model": "measured"}))
+    policy = ReplayPolicy(
+        "p", RouterConfig().with_values({"router_prefill_load_model": "measured"})
+    )
     engine = replace(ENGINE, total_blocks=4000)
     trace = [asked(float(n), n, 40, 2, *range(n * 100, n * 100 + 10)) for n in range(30)]
     where = prefill_and_decode([1], [2], engine, bootstrap)
@@ -870,7 +874,12 @@ def test_a_request_that_arrives_where_a_step_of_a_leap_ends_joins_the_next_step(
         SimulatedWorker(n, Role.PREFILL if n <= 2 else Role.DECODE, {"zone": "ab"[n % 2]})
         for n in (1, 2, 3, 4)
     )
-    replay = (trace, SimulatedFleet(workers, engine), Policy("kv", RouterConfig()), {"routers": 3})
+    replay = (
+        trace,
+        SimulatedFleet(workers, engine),
+        ReplayPolicy("kv", RouterConfig()),
+        {"routers": 3},
+    )
     result, records = replayed(replay)
     stepped, expected = replayed(replay, leaps=False)
     assert first_difference(records, expected) is None

@@ -11,7 +11,7 @@ from dynctl.documents.codec import encode
 from dynctl.documents.recording import Finished, Record
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.engine.model import Load
-from dynctl.simulation.replay.fleet import Policy, SimulatedFleet, SimulatedWorker
+from dynctl.simulation.replay.fleet import ReplayPolicy, SimulatedFleet, SimulatedWorker
 from dynctl.simulation.replay.metrics import Ceiling
 from dynctl.simulation.replay.rank import VirtualRank, VirtualRequest
 from dynctl.simulation.replay.requests import local_hashes
@@ -33,11 +33,13 @@ ENGINE = EngineConfig(
     host_gb_per_s=4.0,
     disk_gb_per_s=2.0,
 )
-ROUND_ROBIN = Policy("round-robin", RouterConfig(router_mode="round-robin"))
-KV = Policy("kv", RouterConfig(host_cache_hit_weight=1.0, disk_cache_hit_weight=1.0))
+ROUND_ROBIN = ReplayPolicy("round-robin", RouterConfig(router_mode="round-robin"))
+KV = ReplayPolicy("kv", RouterConfig(host_cache_hit_weight=1.0, disk_cache_hit_weight=1.0))
 
 
-def finished(trace: list[TraceRequest], engine: EngineConfig, policy: Policy = ROUND_ROBIN) -> Any:
+def finished(
+    trace: list[TraceRequest], engine: EngineConfig, policy: ReplayPolicy = ROUND_ROBIN
+) -> Any:
     """(result, id -> its record)."""
     ends: dict[str, Finished] = {}
 
@@ -107,7 +109,9 @@ def test_a_router_that_sees_the_tiers_sends_requests_to_them():
     first = [asked(0.0, 0, 161, 1, *range(1, 41))]
     others = [asked(1.0 + n, 1 + n, 240, 1, *range(100 * n, 100 * n + 60)) for n in range(1, 5)]
     again = [asked(10.0 + n, 10 + n, 161, 1, *range(1, 41)) for n in range(4)]
-    blind = Policy("blind", RouterConfig(host_cache_hit_weight=0.0, disk_cache_hit_weight=0.0))
+    blind = ReplayPolicy(
+        "blind", RouterConfig(host_cache_hit_weight=0.0, disk_cache_hit_weight=0.0)
+    )
     found = simulate([*first, *others, *again], fleet(2, engine), KV, 3)
     alone = simulate([*first, *others, *again[:1]], fleet(2, engine), KV, 3)
     ignored = [
@@ -125,7 +129,7 @@ def test_a_router_that_sees_the_tiers_sends_requests_to_them():
 def test_tiers_change_nothing_where_nothing_is_evicted(workload, mode, workers):
     trace, engine = workload
     engine = replace(engine, total_blocks=4000)
-    policy = Policy("p", RouterConfig(router_mode=mode))
+    policy = ReplayPolicy("p", RouterConfig(router_mode=mode))
     plain = simulate(trace, fleet(workers, engine), policy, 1)
     tiered = replace(engine, host_blocks=100, disk_blocks=100)
     result = simulate(trace, fleet(workers, tiered), policy, 1)
@@ -187,7 +191,7 @@ def test_lean_routers_see_the_tiers_as_whole_routers_do(values):
         asked(0.02 * n, n, 30 + n % 3, 3, *(100 * (n * n % 13) + block for block in range(8)))
         for n in range(150)
     ]
-    policy = Policy("p", RouterConfig().with_values(values))
+    policy = ReplayPolicy("p", RouterConfig().with_values(values))
     found = simulate(trace, fleet(3, engine), policy, 1)
     assert found.cache.host_tokens + found.cache.disk_tokens > 50
     assert encode(found) == encode(simulate(trace, fleet(3, engine), policy, 1, lean=False))

@@ -21,7 +21,7 @@ from dynctl.wire.dynamo.active_sequences import (
     encode_sequences,
 )
 from dynctl.wire.dynamo.events import decode_envelope, decode_zmq_frames
-from dynctl.wire.dynamo.payload import Limits
+from dynctl.wire.dynamo.payload import PayloadLimits
 
 CAPTURES = Path(__file__).parents[3] / "captures"
 TOPIC = "active_sequences_events"
@@ -164,11 +164,11 @@ def test_invalid_events(payload, where):
 
 def test_bounds():
     two = encode({"events": [add(token_sequence=[1, 2])] * 2})
-    assert len(decode_sequences(two, Limits(events=2, blocks=4))) == 2
+    assert len(decode_sequences(two, PayloadLimits(events=2, blocks=4))) == 2
     with pytest.raises(WireError, match="2 events, expected at most 1"):
-        decode_sequences(two, Limits(events=1))
+        decode_sequences(two, PayloadLimits(events=1))
     with pytest.raises(WireError, match="4 hashes, expected at most 3"):
-        decode_sequences(two, Limits(blocks=3))
+        decode_sequences(two, PayloadLimits(blocks=3))
 
 
 @given(st.binary(max_size=200))

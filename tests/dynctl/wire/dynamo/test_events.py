@@ -26,7 +26,7 @@ from dynctl.wire.dynamo.events import (
     encode_zmq_frames,
     router_event_from,
 )
-from dynctl.wire.dynamo.payload import Limits
+from dynctl.wire.dynamo.payload import PayloadLimits
 from router_core import BlocksRemoved, BlocksStored, Cleared, LoadReported, sequence_hashes
 
 CAPTURES = Path(__file__).parents[3] / "captures"
@@ -144,7 +144,7 @@ def test_an_envelope_may_grow():
 
 def test_a_body_beyond_the_limit_is_refused_unread():
     with pytest.raises(WireError, match="expected at most 4106 bytes"):
-        decode_envelope(bytes(5000), Limits(payload_bytes=10))
+        decode_envelope(bytes(5000), PayloadLimits(payload_bytes=10))
 
 
 # -- kv-events -------------------------------------------------------------------------------------
@@ -268,13 +268,13 @@ def test_a_decoded_hash_beyond_64_bits_is_refused_without_its_value():
 
 def test_bounds():
     many = msgspec.msgpack.encode([EVENT] * 3)
-    assert len(decode_router_events(many, Limits(events=3, blocks=3))) == 3
+    assert len(decode_router_events(many, PayloadLimits(events=3, blocks=3))) == 3
     with pytest.raises(WireError, match="3 events, expected at most 2"):
-        decode_router_events(many, Limits(events=2))
+        decode_router_events(many, PayloadLimits(events=2))
     with pytest.raises(WireError, match="3 blocks, expected at most 2"):
-        decode_router_events(many, Limits(blocks=2))
+        decode_router_events(many, PayloadLimits(blocks=2))
     with pytest.raises(WireError, match="expected at most 9 bytes"):
-        decode_router_events(many, Limits(payload_bytes=9))
+        decode_router_events(many, PayloadLimits(payload_bytes=9))
 
 
 columns = st.lists(st.tuples(U64, U64), max_size=5)

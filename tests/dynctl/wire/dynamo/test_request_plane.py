@@ -22,8 +22,8 @@ from dynctl.wire.dynamo.request_plane import (
     Frame,
     FrameDecoder,
     RawItem,
-    Refused,
     RequestDecoder,
+    RequestRefused,
     Sentinel,
     decode_body,
     decode_reply,
@@ -226,7 +226,7 @@ def test_items_of_every_size_around_the_copied_one() -> None:
 def test_a_prologue_with_an_error_is_a_refusal(error: str, text: str) -> None:
     decoder = AnswerDecoder("msgpack", LIMIT)
     decoder.feed(encode_frame(b'{"error":' + error.encode() + b"}"))
-    assert decoder.next_step() == Refused(text)
+    assert decoder.next_step() == RequestRefused(text)
 
 
 OK = encode_frame(b'{"error":null}')
