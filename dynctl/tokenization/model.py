@@ -7,20 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, Unpack
 
 import msgspec
 from tokenizers import Tokenizer
 
 from dynctl.base.turns import Apart
 from dynctl.tokenization.budget import RenderLimits
-from dynctl.tokenization.encoders import (
-    Choice,
-    Encoder,
-    ReferenceEncoder,
-    cache_directory,
-    faster,
-)
+from dynctl.tokenization.encoders import Choice, Encoder, ReferenceEncoder, cache_directory, faster
 from dynctl.tokenization.errors import (
     PromptError,
     PromptTooLongError,
@@ -38,7 +32,7 @@ from dynctl.tokenization.isolated import (
 from dynctl.tokenization.known_parts import unknown_decoder, unknown_part
 from dynctl.tokenization.known_templates import is_known
 from dynctl.tokenization.model_directory import ModelFiles, read_model_files
-from dynctl.tokenization.template import ChatTemplate, Message, TemplateProgram
+from dynctl.tokenization.template import ChatOptions, ChatTemplate, Message, TemplateProgram
 
 T = TypeVar("T")
 #: Long prompts of one model that are encoded at a time, so that a burst of them leaves cores to the
@@ -216,26 +210,10 @@ class ModelTokenizer:
                 f"the model's decoder failed ({type(error).__name__})", field="token_ids"
             ) from error
 
-    def render_chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        template_kwargs: Mapping[str, Any] | None = None,
-        join_results: bool = True,
-    ) -> str:
+    def render_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
         """The prompt text of a chat. Errors as :meth:`ChatTemplate.render`."""
-        template, _ = self._template_of(messages, tools)
-        return template.render(
-            messages,
-            tools=tools,
-            documents=documents,
-            add_generation_prompt=add_generation_prompt,
-            template_kwargs=template_kwargs,
-            join_results=join_results,
-        )
+        template, _ = self._template_of(messages, options.get("tools"))
+        return template.render(messages, **options)
 
     def _template_of(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
@@ -247,24 +225,10 @@ class ModelTokenizer:
             raise PromptTooLongError(chars, self.max_prompt_chars)
         return self.template_for(with_tools=bool(tools)), chars
 
-    def encode_chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[int]:
+    def encode_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> list[int]:
         """Token ids of a chat. The template has its own special tokens, so none are added."""
-        template, _ = self._template_of(messages, tools)
-        variables = template.variables(
-            messages,
-            tools=tools,
-            documents=documents,
-            add_generation_prompt=add_generation_prompt,
-            template_kwargs=template_kwargs,
-        )
+        template, _ = self._template_of(messages, options.get("tools"))
+        variables = template.variables(messages, **options)
         return self._encoded_chat(template.program, variables).tolist()
 
     def _encoded_chat(self, program: TemplateProgram, variables: Mapping[str, Any]) -> "array[int]":
@@ -282,11 +246,8 @@ class ModelTokenizer:
         self,
         messages: Sequence[Message],
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        template_kwargs: Mapping[str, Any] | None = None,
         apart: Apart | None = None,
+        **options: Unpack[ChatOptions],
     ) -> "array[int]":
         """As :meth:`encode_chat`; a long text is encoded in a thread, which releases the GIL.
 
@@ -295,16 +256,10 @@ class ModelTokenizer:
         for the process of the template. ``apart`` renders a large chat, in a thread that large
         requests share.
         """
+        tools = options.get("tools")
         choose = partial(self._template_of, messages, tools)
         template, chars = choose() if apart is None else await apart(choose)
-        variables = partial(
-            template.variables,
-            messages,
-            tools=tools,
-            documents=documents,
-            add_generation_prompt=add_generation_prompt,
-            template_kwargs=template_kwargs,
-        )
+        variables = partial(template.variables, messages, **options)
         program = template.program
         encoded = partial(self._encoded_chat, program)
         if program.heavy:

@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypedDict, Unpack
 
 from jinja2 import TemplateSyntaxError, nodes
 from jinja2.exceptions import SecurityError
@@ -133,6 +133,16 @@ class CompiledTemplate:
         return "".join(chunks)
 
 
+class ChatOptions(TypedDict, total=False):
+    """The keywords of :meth:`ChatTemplate.variables`."""
+
+    tools: Sequence[Mapping[str, Any]] | None
+    documents: Sequence[Mapping[str, Any]] | None
+    add_generation_prompt: bool
+    template_kwargs: Mapping[str, Any] | None
+    join_results: bool
+
+
 class ChatTemplate:
     """A chat template: prepares messages for it, and renders them. Thread-safe.
 
@@ -179,31 +189,13 @@ class ChatTemplate:
         """Whether a render should not run on an event loop."""
         return self.program.heavy
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        template_kwargs: Mapping[str, Any] | None = None,
-        join_results: bool = True,
-    ) -> str:
+    def render(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
         """The prompt text. Parameters and errors as :meth:`variables`.
 
         Raises :class:`PromptError` for an error of the request (the template refuses the messages),
         :class:`TemplateError` for an error of the template.
         """
-        return self.program.run(
-            self.variables(
-                messages,
-                tools=tools,
-                documents=documents,
-                add_generation_prompt=add_generation_prompt,
-                template_kwargs=template_kwargs,
-                join_results=join_results,
-            )
-        )
+        return self.program.run(self.variables(messages, **options))
 
     def variables(
         self,

@@ -17,14 +17,7 @@ from dynctl.base.decode_errors import RequestError
 from dynctl.base.json_fields import describe
 from dynctl.wire import nvext as controls
 from dynctl.wire.json_body import U32, convert, read_object, without_nulls
-from dynctl.wire.nvext import (
-    NO_NVEXT,
-    NvExt,
-    TokenIds,
-    parse_nvext,
-    read_token_ids,
-    request_id_of,
-)
+from dynctl.wire.nvext import NO_NVEXT, NvExt, TokenIds, parse_nvext, read_token_ids, request_id_of
 
 MAX_BODY_BYTES: Final = 32 * 1024 * 1024
 _MAX_PROMPTS: Final = 4096

@@ -23,11 +23,7 @@ from dynctl.base.yaml_reader import YamlError, read_yaml_documents
 from dynctl.documents import codec, recording, recording_file
 from dynctl.documents.fleet_load import Condition, FleetLoad, Transfer, WorkerLoad
 from dynctl.documents.index_dump import Chain, RankDump, decode_snapshot, encode_dump
-from dynctl.documents.replicas import (
-    ReplicaMessage,
-    decode_replica_message,
-    encode_replica_message,
-)
+from dynctl.documents.replicas import ReplicaMessage, decode_replica_message, encode_replica_message
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.selection import parse_select
 from dynctl.documents.view import decode_view, encode_view

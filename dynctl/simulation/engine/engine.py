@@ -16,18 +16,14 @@ from dynctl.documents.engine import (
     EventEndpoints,
     engine_load,
 )
-from dynctl.simulation.engine.cache_events import (
-    CacheEvent,
-)
+from dynctl.simulation.engine.cache_events import CacheEvent
 from dynctl.simulation.engine.config import EngineConfig, EngineConfigError
 from dynctl.simulation.engine.faults import FaultState
 from dynctl.simulation.engine.handoff import HeldKvTable, KvPuller
 from dynctl.simulation.engine.kv_publisher import KvEventPublisher, bind_publishers
 from dynctl.simulation.engine.openai_request import Generate
 from dynctl.simulation.engine.output_plan import OutputPlan, Vocabulary
-from dynctl.simulation.engine.prefix_cache import (
-    root_hash,
-)
+from dynctl.simulation.engine.prefix_cache import root_hash
 from dynctl.simulation.engine.scheduler import RankScheduler, ScheduledRequest, StepTimer
 from dynctl.tokenization import ModelTokenizer
 from router_core import ModelRuntimeConfig, Role

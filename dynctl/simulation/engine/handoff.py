@@ -14,9 +14,7 @@ import aiohttp
 import msgspec
 
 from dynctl.base.errors import network_reason
-from dynctl.simulation.engine.prefix_cache import (
-    BlockTable,
-)
+from dynctl.simulation.engine.prefix_cache import BlockTable
 from dynctl.simulation.engine.scheduler import KvLost
 
 PULL_PATH = "/engine/kv/pull"

@@ -21,11 +21,7 @@ import zmq.asyncio
 
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import network_reason
-from dynctl.simulation.engine.cache_events import (
-    CacheEvent,
-    CacheRemoved,
-    CacheStored,
-)
+from dynctl.simulation.engine.cache_events import CacheEvent, CacheRemoved, CacheStored
 from dynctl.simulation.engine.config import EngineConfig, EngineConfigError, split_endpoint
 from dynctl.simulation.engine.faults import FaultState
 from dynctl.simulation.engine.lower_tiers import DISK, HOST

@@ -18,10 +18,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 from dynctl.simulation.engine.config import EngineConfig
-from dynctl.simulation.engine.prefix_cache import (
-    BlockTable,
-    PrefixCache,
-)
+from dynctl.simulation.engine.prefix_cache import BlockTable, PrefixCache
 
 
 class RankBusy(Exception):

@@ -7,9 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dynctl.simulation.engine.cache_events import (
-    CacheEvent,
-)
+from dynctl.simulation.engine.cache_events import CacheEvent
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.engine.faults import FaultState
 from dynctl.simulation.engine.model import (
@@ -21,10 +19,7 @@ from dynctl.simulation.engine.model import (
     transfer_seconds,
 )
 from dynctl.simulation.engine.output_plan import OutputPlan
-from dynctl.simulation.engine.prefix_cache import (
-    BlockTable,
-    extend_hashes,
-)
+from dynctl.simulation.engine.prefix_cache import BlockTable, extend_hashes
 
 FinishReason = Literal["length", "stop"]
 KvLoader = Callable[[int], Awaitable[None]]

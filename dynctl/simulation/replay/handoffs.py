@@ -10,9 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from dynctl.simulation.engine.model import transfer_seconds
-from dynctl.simulation.engine.prefix_cache import (
-    BlockTable,
-)
+from dynctl.simulation.engine.prefix_cache import BlockTable
 from dynctl.simulation.replay.agenda import LATER, Agenda
 from dynctl.simulation.replay.engines import Engines
 from dynctl.simulation.replay.fleet import SimulatedFleet

@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from dynctl import __version__
-from dynctl.documents.recording import (
-    KINDS,
-    Arrived,
-    Changed,
-    Decided,
-    Finished,
-    Record,
-    Start,
-)
+from dynctl.documents.recording import KINDS, Arrived, Changed, Decided, Finished, Record, Start
 from dynctl.simulation.replay.agenda import Agenda
 from dynctl.simulation.replay.fleet import ReplayPolicy
 from dynctl.simulation.replay.result import changed_settings

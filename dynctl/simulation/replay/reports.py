@@ -5,13 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from dynctl.simulation.engine.cache_events import (
-    CacheEvent as EngineEvent,
-)
-from dynctl.simulation.engine.cache_events import (
-    CacheRemoved,
-    CacheStored,
-)
+from dynctl.simulation.engine.cache_events import CacheEvent as EngineEvent
+from dynctl.simulation.engine.cache_events import CacheRemoved, CacheStored
 from dynctl.simulation.replay.agenda import LATER, Agenda
 from dynctl.simulation.replay.fleet import SimulatedFleet
 from dynctl.simulation.replay.rank import NS, VirtualRank

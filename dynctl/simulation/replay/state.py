@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dynctl.planning.prefill_load import PrefillModel, PrefillTimes
-from dynctl.simulation.engine.prefix_cache import (
-    BlockTable,
-)
+from dynctl.simulation.engine.prefix_cache import BlockTable
 from dynctl.simulation.replay.fleet import SimulatedWorker
 from dynctl.simulation.replay.rank import VirtualRank, VirtualRequest
 from dynctl.wire.traces import TraceRequest

@@ -19,12 +19,7 @@ from dynctl.tokenization.tool_calls.calls import (
     ToolCallError,
     strip_space,
 )
-from dynctl.tokenization.tool_calls.json_calls import (
-    JsonEnds,
-    elements_of,
-    read_call,
-    read_calls,
-)
+from dynctl.tokenization.tool_calls.json_calls import JsonEnds, elements_of, read_call, read_calls
 from dynctl.tokenization.tool_calls.json_values import read_value
 from dynctl.tokenization.tool_calls.splitter import Part, ToolCallSplitter, first_mark
 

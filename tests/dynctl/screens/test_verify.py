@@ -172,7 +172,12 @@ def test_a_line_of_jsonl_has_its_kind(capsys: pytest.CaptureFixture[str]):
 
 
 def test_names_are_the_codes_that_were_found():
-    assert list(screens.screen_of(broken()).names(broken())) == ["DYT0205", "DYT0404", "DYT0501", "DYT0801"]
+    assert list(screens.screen_of(broken()).names(broken())) == [
+        "DYT0205",
+        "DYT0404",
+        "DYT0501",
+        "DYT0801",
+    ]
 
 
 # -- findings alike --------------------------------------------------------------------------------

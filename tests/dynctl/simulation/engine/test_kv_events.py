@@ -10,9 +10,7 @@ import zmq.asyncio
 from dynctl.simulation.engine.config import EngineConfig, EngineConfigError, Faults
 from dynctl.simulation.engine.engine import Engine
 from dynctl.simulation.engine.kv_publisher import ReplayBuffer
-from dynctl.simulation.engine.prefix_cache import (
-    extend_hashes,
-)
+from dynctl.simulation.engine.prefix_cache import extend_hashes
 from dynctl.tokenization import ModelTokenizer
 from dynctl.wire.index_events import to_index_events
 from dynctl.wire.vllm_events import (

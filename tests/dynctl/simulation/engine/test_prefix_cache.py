@@ -5,17 +5,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynctl.simulation.engine.cache_events import (
-    CacheCleared,
-    CacheRemoved,
-    CacheStored,
-)
-from dynctl.simulation.engine.prefix_cache import (
-    BlockTable,
-    PrefixCache,
-    extend_hashes,
-    root_hash,
-)
+from dynctl.simulation.engine.cache_events import CacheCleared, CacheRemoved, CacheStored
+from dynctl.simulation.engine.prefix_cache import BlockTable, PrefixCache, extend_hashes, root_hash
 
 BLOCK = 4
 

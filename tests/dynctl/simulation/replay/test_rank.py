@@ -8,15 +8,11 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynctl.simulation.engine.cache_events import (
-    CacheEvent,
-)
+from dynctl.simulation.engine.cache_events import CacheEvent
 from dynctl.simulation.engine.config import EngineConfig, Faults
 from dynctl.simulation.engine.faults import FaultState
 from dynctl.simulation.engine.model import RankBusy
-from dynctl.simulation.engine.prefix_cache import (
-    extend_hashes,
-)
+from dynctl.simulation.engine.prefix_cache import extend_hashes
 from dynctl.simulation.engine.scheduler import RankScheduler, ScheduledRequest, StepTimer
 from dynctl.simulation.replay.rank import NS, VirtualRank, VirtualRequest
 
