@@ -108,6 +108,12 @@ def strip_space(text: str) -> str:
     return text.strip(SPACE)
 
 
+def first_mark(text: str, marks: tuple[str, ...]) -> int | None:
+    """The place of the first mark, None without one."""
+    places = [at for mark in marks if (at := text.find(mark)) >= 0]
+    return min(places, default=None)
+
+
 def texts_between(text: str, start: str, end: str) -> Iterator[str]:
     """The texts between marks, each from a start mark to the next end mark."""
     at = 0

@@ -17,11 +17,12 @@ from dynctl.tokenization.tool_calls.calls import (
     Parsed,
     ToolCall,
     ToolCallError,
+    first_mark,
     strip_space,
 )
 from dynctl.tokenization.tool_calls.json_calls import JsonEnds, elements_of, read_call, read_calls
 from dynctl.tokenization.tool_calls.json_values import read_value
-from dynctl.tokenization.tool_calls.splitter import Part, ToolCallSplitter, first_mark
+from dynctl.tokenization.tool_calls.splitter import Part, ToolCallSplitter
 
 _ARGUMENTS: Final = ("arguments", "parameters")
 _OPENING: Final = ("{", "[")

@@ -1,7 +1,8 @@
 """JSON values, read and written as Dynamo does it, where arguments are not kept as they came.
 
 Dynamo's reader takes numbers out of range, half surrogates and deep nesting for errors. Numbers
-that are not integers of 64 bits become floats.
+that are not integers of 64 bits become floats. The parser is Python's own; only what it accepts and
+Dynamo does not is checked here, and floats are written in Dynamo's form.
 """
 
 import json

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from dynctl.tokenization.tool_calls.calls import SPACE, Parsed, ToolCall, strip_space
+from dynctl.tokenization.tool_calls.calls import SPACE, Parsed, ToolCall, first_mark, strip_space
 from dynctl.tokenization.tool_calls.json_values import read_value, value_end, write_value
 
 _BEGINS: Final = ("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>")
@@ -45,14 +45,14 @@ class KimiFormat:
         calls: list[ToolCall] = []
         outside, rest = "", text
         while rest:
-            begin = _first(rest, _BEGINS)
+            begin = first_mark(rest, _BEGINS)
             before = rest[:begin]
             calls += _calls(before)
             outside += before
             end = len(before) + _end_of_mark(rest[len(before) :], _ENDS)
             calls += _calls(rest[len(before) : end])
             rest = rest[end:]
-        first = _first(text, _BEGINS)
+        first = first_mark(text, _BEGINS)
         if not calls:
             lost = not strip_space(outside) or (first is None and _CALL_BEGIN in text)
             return Parsed((), "" if lost else outside)
@@ -62,11 +62,6 @@ class KimiFormat:
 
     def end(self, text: str, *, seen: int = 0) -> int:
         return _end_of_mark(text, _ENDS)
-
-
-def _first(text: str, marks: tuple[str, ...]) -> int | None:
-    """The place of the first mark."""
-    return min((at for mark in marks if (at := text.find(mark)) >= 0), default=None)
 
 
 def _end_of_mark(text: str, marks: tuple[str, ...]) -> int:

@@ -15,6 +15,7 @@ from dynctl.tokenization.tool_calls.calls import (
     Parsed,
     ToolCall,
     ToolCallError,
+    first_mark,
     strip_space,
 )
 from dynctl.tokenization.tool_calls.json_calls import JsonEnds
@@ -176,8 +177,8 @@ class ToolCallSplitter:
                 parts.append(Part(text[:first]))
             self._hold(text[first:])
             return parts
-        cut = _begun(text, self._starts)
-        if cut is not None:
+        cut = begun_mark(text, *self._starts)
+        if cut < len(text):
             self._begun = text[cut:]
             text = text[:cut]
         elif self._may_begin(text):
@@ -317,18 +318,3 @@ def _merge_texts(parts: list[Part]) -> list[Part]:
             texts = []
         merged.append(part)
     return [*merged, Part("".join(texts))] if texts else merged
-
-
-def first_mark(text: str, marks: tuple[str, ...]) -> int | None:
-    """The place of the first mark, None without one."""
-    places = [at for mark in marks if (at := text.find(mark)) >= 0]
-    return min(places, default=None)
-
-
-def _begun(text: str, marks: tuple[str, ...]) -> int | None:
-    """The place of a beginning of a mark at the end of a text."""
-    longest = max(map(len, marks), default=1)
-    for at in range(max(0, len(text) - longest + 1), len(text)):
-        if any(mark.startswith(text[at:]) for mark in marks):
-            return at
-    return None
