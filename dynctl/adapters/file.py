@@ -12,6 +12,7 @@ import errno
 import os
 import secrets
 import stat
+import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,9 +23,20 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import unquote
 
-from dynctl.adapters.ports import Deleted, DiscoveryChange, DiscoveryEntry, Interrupted, Listed, Put
-from dynctl.base.errors import Unreachable, file_problem
+from dynctl.adapters.ports import (
+    BackendPort,
+    Deleted,
+    Discovery,
+    DiscoveryChange,
+    DiscoveryEntry,
+    Interrupted,
+    Listed,
+    Put,
+)
+from dynctl.base.errors import Unreachable, UsageProblem, file_problem
+from dynctl.base.options import GlobalOptions
 from dynctl.base.tasks import end_tasks
+from dynctl.settings.contexts.precedence import in_context
 from dynctl.wire.dynamo.discovery import MAX_VALUE_BYTES, PREFIX
 
 TTL_S: Final = 10.0
@@ -394,3 +406,36 @@ def _read(path: str) -> bytes | None:
         if error.errno in _OUR_ERRORS:
             raise _Unreadable(f"cannot read {path}: {file_problem(error)}") from error
         return None if error.errno in _GONE_ERRORS else b""
+
+
+def _open_registrar(options: GlobalOptions, discovery: Discovery) -> FileRegistrar:
+    registrar = FileRegistrar(_file_root(options))
+    registrar.create()
+    return registrar
+
+
+def _file_root(options: GlobalOptions) -> Path:
+    directory = in_context(options).file_kv or os.environ.get("DYN_FILE_KV")
+    if directory:
+        return Path(directory)
+    # Dynamo's own default is below the temporary directory, where every user can make it first.
+    default = Path(tempfile.gettempdir()) / "dynamo_store_kv"
+    _expect_own(default)
+    return default
+
+
+def _expect_own(directory: Path) -> None:
+    """Raise UsageProblem for a directory of another user than this one and root."""
+    try:
+        owner = directory.lstat().st_uid
+    except OSError:
+        return
+    if owner not in (os.getuid(), 0):
+        raise UsageProblem(
+            f"{directory}: belongs to user {owner}, who could register any worker; expected one of "
+            f"user {os.getuid()}",
+            f"to read it all the same: --file-kv {directory}",
+        )
+
+
+BACKEND: Final = BackendPort(lambda options: FileDiscovery(_file_root(options)), _open_registrar)

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from typing import Final
 
 from dynctl.adapters.ports import (
+    BackendPort,
     Deleted,
     DiscoveryChange,
     DiscoveryEntry,
@@ -93,3 +94,6 @@ class _Reader:
         self.changes: deque[DiscoveryChange] = deque()
         self.behind = False
         self.wake = asyncio.Event()
+
+
+BACKEND: Final = BackendPort(lambda options: MemoryDiscovery())

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Protocol
 
+from dynctl.base.options import GlobalOptions
 from dynctl.wire.dynamo.discovery import EventChannel, Instance
 from dynctl.wire.dynamo.events import Envelope
 from dynctl.wire.dynamo.request_plane import RawItem
@@ -569,3 +570,18 @@ class ClusterWriter(Protocol):
     def delete(self, path: str, *, uid: str) -> None:
         """Remove the object at ``path`` if it has this uid (empty: any); another or none stays."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class BackendPort:
+    """How a discovery backend of ``dynctl.base.backends`` is opened. Nothing connects yet.
+
+    ``open`` and ``open_registrar`` raise UsageProblem for options that do not fit, or Unreachable;
+    None: dynctl does not register workers there. ``expect_registrar`` raises UsageProblem where
+    this process could not register. ``pods_only``: only pods register, each its own.
+    """
+
+    open: Callable[[GlobalOptions], Discovery]
+    open_registrar: Callable[[GlobalOptions, Discovery], Registrar] | None = None
+    expect_registrar: Callable[[], None] = lambda: None
+    pods_only: bool = False

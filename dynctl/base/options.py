@@ -6,6 +6,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from dynctl.base import backends
+
 
 class OutputFormat(StrEnum):
     """Output formats; all render the same value."""
@@ -86,7 +88,7 @@ class GlobalOptions:
 OUTPUT: Final = frozenset({"output", "no_color", "debug"})
 #: Options that name a source: a command that cannot have one refuses them.
 SOURCES: Final = frozenset(
-    {"frontend", "view", "recording", "at", "demo", "discovery", "file_kv", "etcd_endpoints"}
+    {"frontend", "view", "recording", "at", "demo", "discovery", *backends.PLACES}
 )
 #: Options that name a place: where a fleet is. A place that is given and not read is an error, as
 #: the command would read or change another fleet.
@@ -95,7 +97,6 @@ PLACES: Final = (
     | {"context", "dyn_namespace", "nats_server"}
     | {"namespace", "all_namespaces", "kube_context", "kubeconfig"}
 )
-CLUSTER: Final = frozenset({"namespace", "all_namespaces", "kube_context", "kubeconfig", "reach"})
 _FRONTENDS: Final = frozenset(
     {"frontend", "timeout", "token", "token_env", "token_file", "ca_cert", "context"}
 )
@@ -107,15 +108,16 @@ READ_BY: Final[Mapping[str, frozenset[str]]] = {
     "--view": frozenset({"view"}),
     "--recording": frozenset({"recording", "at"}),
     "--frontend": _FRONTENDS,
-    "file": _PLANES | {"file_kv"},
-    "etcd": _PLANES | {"etcd_endpoints"},
-    "kubernetes": _PLANES | CLUSTER,
+    **{
+        name: _PLANES | backend.reads | ({backend.place} if backend.place else set())
+        for name, backend in backends.BACKENDS.items()
+    },
 }
 #: Variables of Dynamo's planes: Dynamo's frontends and workers read them, `serve` does not. Those
 #: of dynctl's other commands (DYNCTL_FRONTEND, DYNCTL_TOKEN, ..) and KUBECONFIG are not among them:
 #: a shell has them for other commands and programs.
 PLANE_VARIABLES: Final = (
-    *("DYN_DISCOVERY_BACKEND", "DYN_FILE_KV", "ETCD_ENDPOINTS", "NATS_SERVER", "DYN_NAMESPACE"),
+    *(*backends.VARIABLES, "NATS_SERVER", "DYN_NAMESPACE"),
     *("DYN_EVENT_PLANE", "DYN_REQUEST_PLANE", "DYN_EVENT_PLANE_HOST"),
     "DYN_TCP_RESPONSE_STREAM_HOST",
 )

@@ -14,9 +14,10 @@ from typing import Annotated, Any
 
 import typer
 
+from dynctl.base import backends
+from dynctl.base.backends import CLUSTER
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import (
-    CLUSTER,
     OUTPUT,
     PLACES,
     PLANE_VARIABLES,
@@ -156,7 +157,7 @@ _ANNOTATIONS: dict[str, Any] = {
         str | None,
         typer.Option(
             "--discovery",
-            metavar="file|etcd|kubernetes",
+            metavar="|".join(backends.BACKENDS),
             help="Discovery backend of a live Dynamo. [default: $DYN_DISCOVERY_BACKEND]",
             rich_help_panel=DYNAMO,
         ),
@@ -260,10 +261,9 @@ _ANNOTATIONS: dict[str, Any] = {
     ],
 }
 #: What names a discovery backend, for `serve frontend`; and what specifies other workers.
-_DISCOVERY = ("discovery", "file_kv", "etcd_endpoints")
+_DISCOVERY = ("discovery", *backends.PLACES)
 #: What is read where the discovery backend is the memory of the process.
 _IN_MEMORY = OUTPUT | {"discovery", "dyn_namespace", "nats_server", "timeout"}
-DISCOVERY_VARIABLES = ("DYN_DISCOVERY_BACKEND", "DYN_FILE_KV", "ETCD_ENDPOINTS")
 _OWN_WORKERS = (
     *(("--worker", "worker"), ("--workers-file", "workers_file"), ("--router", "router")),
 )
@@ -272,8 +272,7 @@ _OWN_WORKERS = (
 _COUNTS_WITH = {
     **dict.fromkeys(CLUSTER, "--discovery kubernetes"),
     **dict.fromkeys(("dyn_namespace", "nats_server"), "--discovery etcd, file or kubernetes"),
-    "etcd_endpoints": "--discovery etcd",
-    "file_kv": "--discovery file",
+    **{b.place: f"--discovery {b.name}" for b in backends.BACKENDS.values() if b.place},
     "context": "a context that names a source: dynctl context add NAME --frontend URL",
 }
 
@@ -535,7 +534,7 @@ def _serves_dynamo(options: GlobalOptions, path: str, arguments: dict[str, Any])
         engines = any(arguments.get(name) for name in ("worker", "workers_file", "pool"))
         return not engines and _served_backend(options) is not None
     if path == "config show":  # of a frontend in this environment
-        return any(os.environ.get(name) for name in DISCOVERY_VARIABLES)
+        return any(os.environ.get(name) for name in backends.VARIABLES)
     if path != "serve frontend":
         return False
     own = [flag for flag, name in _OWN_WORKERS if arguments.get(name)]
@@ -545,7 +544,7 @@ def _serves_dynamo(options: GlobalOptions, path: str, arguments: dict[str, Any])
             f"{named[0]} and {own[0]}: set only one of them",
             "the workers of a frontend are those in Dynamo's discovery, or those specified",
         )
-    return bool(named or any(os.environ.get(name) for name in DISCOVERY_VARIABLES)) and not own
+    return bool(named or any(os.environ.get(name) for name in backends.VARIABLES)) and not own
 
 
 def _flag(name: str) -> str:

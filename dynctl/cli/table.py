@@ -9,8 +9,8 @@ from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 from typing import Final
 
+from dynctl.base.backends import CLUSTER
 from dynctl.base.options import (
-    CLUSTER,
     FORMATS,
     MANIFEST_FORMATS,
     STREAM_FORMATS,

@@ -77,11 +77,10 @@ def chain_reader(options: GlobalOptions) -> ReadChain:
 
 def names_cluster(options: GlobalOptions) -> bool:
     """Whether the options name a Kubernetes cluster."""
-    from dynctl.adapters.dynamo.planes import backend
+    from dynctl.adapters.dynamo.planes import in_cluster
 
-    named = backend(options)
     kubernetes = (options.kube_context, options.kubeconfig, options.namespace)
-    return any(one is not None for one in kubernetes) or (named or ("",))[0] == "kubernetes"
+    return any(one is not None for one in kubernetes) or in_cluster(options)
 
 
 def _taint(worker: WorkerRow, domain: str | None) -> str | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from dynctl.adapters.dynamo.planes import backend, namespace, open_planes
+from dynctl.adapters.dynamo.planes import backend, in_cluster, namespace, open_planes
 from dynctl.adapters.kubernetes.from_options import namespaces_of, open_cluster
 from dynctl.adapters.ports import Cluster
 from dynctl.base.errors import Unreachable, UsageProblem
@@ -146,8 +146,7 @@ def _reader(options: GlobalOptions, wanted: VerifyOptions) -> Callable[[], Verif
         wanted.probe,
         advise,
     )
-    named = backend(options)
-    registry = named is not None and named[0] != "kubernetes"
+    registry = backend(options) is not None and not in_cluster(options)
     kubernetes = (options.kube_context, options.kubeconfig, options.namespace, *wanted.graphs)
     if wanted.path is not None:
         domain = wanted.domain or os.environ.get("DYN_KV_TRANSFER_DOMAIN", "").strip()

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
 
+from dynctl.base.backends import BACKENDS, MEMORY, Backend
 from dynctl.base.errors import Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.settings.contexts.precedence import in_context
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from dynctl.adapters.dynamo.request_plane import Messenger
     from dynctl.adapters.nats.durable_events import RouterConsumer
     from dynctl.adapters.ports import (
+        BackendPort,
         Discovery,
         DiscoveryChange,
         EventPlane,
@@ -34,12 +36,8 @@ NAMESPACE_VARIABLE: Final = "DYN_NAMESPACE"
 EVENT_PLANE_VARIABLE: Final = "DYN_EVENT_PLANE"
 #: Linux: the request for an interface's address.
 _SIOCGIFADDR: Final = 0x8915
-BACKENDS: Final = ("file", "etcd", "kubernetes")
+_BACKENDS: Final = tuple(BACKENDS.values())
 _MEMORY: Final = ("mem", "memory")
-NOT_YET: Final = {
-    "memory": "lives inside one process; nothing outside can read it",
-    "mem": "lives inside one process; nothing outside can read it",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,25 +66,36 @@ def backend(options: GlobalOptions, *, serving: bool = False) -> tuple[str, str]
     environ = os.environ if options.environment_sources else {}
     candidates = [
         (options.discovery, "--discovery"),
-        ("file" if options.file_kv is not None else None, "--file-kv"),
-        ("etcd" if options.etcd_endpoints is not None else None, "--etcd-endpoints"),
-        (environ.get(DISCOVERY_VARIABLE) or None, DISCOVERY_VARIABLE),
-        ("file" if environ.get("DYN_FILE_KV") else None, "DYN_FILE_KV"),
-        ("etcd" if environ.get("ETCD_ENDPOINTS") else None, "ETCD_ENDPOINTS"),
+        *((b.name, b.flag) for b in _BACKENDS if b.place and getattr(options, b.place) is not None),
+        (environ.get(DISCOVERY_VARIABLE), DISCOVERY_VARIABLE),
+        *((b.name, b.variable) for b in _BACKENDS if b.variable and environ.get(b.variable)),
     ]
     for name, source in candidates:
-        if name is None:
+        if not name:
             continue
-        if serving and name in _MEMORY:
-            return "mem", source
-        if name in NOT_YET:
-            raise UsageProblem(f"{source} {name}: this discovery backend {NOT_YET[name]}")
+        if name in _MEMORY:
+            if serving:
+                return MEMORY.name, source
+            problem = "lives inside one process; nothing outside can read it"
+            raise UsageProblem(f"{source} {name}: this discovery backend {problem}")
         if name not in BACKENDS:
             raise UsageProblem(
                 f"{source} {name}: unknown discovery backend", f"known: {', '.join(BACKENDS)}"
             )
         return name, source
     return None
+
+
+def in_cluster(options: GlobalOptions) -> bool:
+    """Whether the discovery backend is a Kubernetes cluster. Raises UsageProblem."""
+    named = backend(options)
+    return named is not None and BACKENDS[named[0]].cluster
+
+
+def _port_of(backend: Backend) -> BackendPort:
+    """The backend's own part of dynctl.adapters."""
+    port: BackendPort = import_module(f"dynctl.adapters.{backend.module}").BACKEND
+    return port
 
 
 def namespace(options: GlobalOptions) -> str | None:
@@ -97,7 +106,7 @@ def namespace(options: GlobalOptions) -> str | None:
     options = in_context(options)
     name = options.dyn_namespace or os.environ.get(NAMESPACE_VARIABLE)
     if name is None:
-        return None if (backend(options) or ("",))[0] == "kubernetes" else "dynamo"
+        return None if in_cluster(options) else "dynamo"
     return None if name == "*" else name
 
 
@@ -128,8 +137,7 @@ def open_planes(
             "--discovery file --file-kv DIR, --discovery etcd --etcd-endpoints HOST:2379, or "
             "--discovery kubernetes",
         )
-    opened = {"file": _file, "etcd": _etcd, "kubernetes": _kubernetes}
-    discovery = opened.get(named[0], _memory)(options)
+    discovery = _port_of(BACKENDS.get(named[0], MEMORY)).open(options)
     events = _EventPlanes(options, durable)
     requests = TcpRequestPlane(
         advertised_host=_response_host(),
@@ -145,37 +153,23 @@ def open_registrar(options: GlobalOptions, discovery: Discovery, *, pod: bool = 
     ``pod``: in Kubernetes the pod of this process is registered. Raises UsageProblem for a backend
     in which dynctl does not register, Unreachable for a directory that cannot be written.
     """
-    from dynctl.adapters.etcd.discovery import EtcdDiscovery
-    from dynctl.adapters.etcd.registration import registrar_of
-    from dynctl.adapters.file import FileRegistrar
-
-    if isinstance(discovery, EtcdDiscovery):
-        return registrar_of(discovery)
-    named = backend(options)
-    if pod and named is not None and named[0] == "kubernetes":
-        from dynctl.adapters.kubernetes.discovery import KubernetesDiscovery
-        from dynctl.adapters.kubernetes.from_options import open_pod_registrar
-
-        assert isinstance(discovery, KubernetesDiscovery)
-        return open_pod_registrar(discovery.cluster)
-    if named is not None and named[0] == "file":
-        registrar = FileRegistrar(_file_root(options))
-        registrar.create()
-        return registrar
-    raise _no_registration(named)
+    named = backend(options, serving=True)
+    port = None if named is None else _port_of(BACKENDS.get(named[0], MEMORY))
+    if port is None or port.open_registrar is None or (port.pods_only and not pod):
+        raise _no_registration(named)
+    return port.open_registrar(options, discovery)
 
 
 def expect_registrar(options: GlobalOptions) -> None:
     """Raise UsageProblem for a backend in which a worker does not register, or for Kubernetes
     outside a pod, before it is opened."""
     named = backend(options)
-    if named is not None and named[0] == "kubernetes":
-        from dynctl.adapters.kubernetes.registration import own_pod
-
-        own_pod(os.environ, "default")
+    if named is None:
         return
-    if named is not None and named[0] not in ("etcd", "file"):
+    port = _port_of(BACKENDS[named[0]])
+    if port.open_registrar is None:
         raise _no_registration(named)
+    port.expect_registrar()
 
 
 def _no_registration(named: tuple[str, str] | None) -> UsageProblem:
@@ -245,72 +239,6 @@ def _response_host() -> str | None:
                 f"DYN_TCP_RESPONSE_STREAM_HOST {value}: the interface has no IPv4 address"
             ) from error
     return socket.inet_ntoa(found[20:24])
-
-
-def _memory(options: GlobalOptions) -> Discovery:
-    from dynctl.adapters.memory import MemoryDiscovery
-
-    return MemoryDiscovery()
-
-
-def _file(options: GlobalOptions) -> Discovery:
-    from dynctl.adapters.file import FileDiscovery
-
-    return FileDiscovery(_file_root(options))
-
-
-def _file_root(options: GlobalOptions) -> Path:
-    import tempfile
-
-    directory = in_context(options).file_kv or os.environ.get("DYN_FILE_KV")
-    if directory:
-        return Path(directory)
-    # Dynamo's own default is below the temporary directory, where every user can make it first.
-    default = Path(tempfile.gettempdir()) / "dynamo_store_kv"
-    _expect_own(default)
-    return default
-
-
-def _expect_own(directory: Path) -> None:
-    """Raise UsageProblem for a directory of another user than this one and root."""
-    try:
-        owner = directory.lstat().st_uid
-    except OSError:
-        return
-    if owner not in (os.getuid(), 0):
-        raise UsageProblem(
-            f"{directory}: belongs to user {owner}, who could register any worker; expected one of "
-            f"user {os.getuid()}",
-            f"to read it all the same: --file-kv {directory}",
-        )
-
-
-def _etcd(options: GlobalOptions) -> Discovery:
-    from dynctl.adapters.etcd.address import DEFAULT_ENDPOINTS
-    from dynctl.adapters.etcd.grpc import Etcd3Discovery
-
-    endpoints = _addresses(
-        options.etcd_endpoints or os.environ.get("ETCD_ENDPOINTS") or DEFAULT_ENDPOINTS
-    )
-    access = {
-        "user": os.environ.get("ETCD_AUTH_USERNAME"),
-        "password": os.environ.get("ETCD_AUTH_PASSWORD"),
-        "ca": os.environ.get("ETCD_AUTH_CA"),
-        "cert": os.environ.get("ETCD_AUTH_CLIENT_CERT"),
-        "key": os.environ.get("ETCD_AUTH_CLIENT_KEY"),
-    }
-    given: dict[str, Any] = {name: value for name, value in access.items() if value}
-    discovery = Etcd3Discovery(endpoints, **given)
-    discovery.reach_s = min(discovery.reach_s, options.timeout)
-    return discovery
-
-
-def _kubernetes(options: GlobalOptions) -> Discovery:
-    from dynctl.adapters.kubernetes.discovery import KubernetesDiscovery
-    from dynctl.adapters.kubernetes.from_options import namespaces_of, open_cluster
-
-    cluster = open_cluster(options)
-    return KubernetesDiscovery(cluster, namespaces_of(options, cluster))
 
 
 def _addresses(text: str) -> list[str]:

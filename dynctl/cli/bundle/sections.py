@@ -14,7 +14,7 @@ from typing import Any, Final
 from msgspec import UNSET, UnsetType
 
 from dynctl import version
-from dynctl.adapters.dynamo.planes import backend, namespace
+from dynctl.adapters.dynamo.planes import backend, in_cluster, namespace
 from dynctl.adapters.kubernetes.from_options import open_cluster
 from dynctl.adapters.ports import ClusterRefusal
 from dynctl.base.errors import DynctlError, UsageProblem
@@ -75,11 +75,7 @@ def cluster_named(options: GlobalOptions) -> bool:
     """Whether options or context specify a Kubernetes cluster. Raises UsageProblem."""
     options = in_context(options)
     named = (options.kubeconfig, options.kube_context, options.namespace)
-    return (
-        any(one is not None for one in named)
-        or options.all_namespaces
-        or (backend(options) or ("",))[0] == "kubernetes"
-    )
+    return any(one is not None for one in named) or options.all_namespaces or in_cluster(options)
 
 
 # -- versions and options --------------------------------------------------------------------------
@@ -122,7 +118,7 @@ def _named_frontends(options: GlobalOptions) -> Iterator[list[tuple[str, str]]]:
     elif planes is None:
         expect_no_place(options)
         yield [(DEFAULT_FRONTEND, DEFAULT_FRONTEND)]
-    elif planes[0] != "kubernetes":
+    elif not in_cluster(options):
         yield []
     else:
         with cluster_ways(options, namespace(options)) as ways:

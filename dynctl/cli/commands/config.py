@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dynctl.base import backends
 from dynctl.base.options import GlobalOptions
 from dynctl.cli.access_options import AccessOptions, health_of, index_peers, replicas_of
 from dynctl.cli.commands.serve import EventPlane, MigrationLimit, MigrationTokens, NamespacePrefix
-from dynctl.cli.global_options import DISCOVERY_VARIABLES
 from dynctl.cli.option_groups import with_options
 from dynctl.cli.router_flags import ROUTER_FLAGS, split_preset
 from dynctl.cli.serving_options import STEERING, ServingOptions
@@ -158,7 +158,7 @@ def _local(router_flags: Mapping[str, str | bool], steering: list[SettingRow]) -
     flags, preset = split_preset(router_flags)
     resolved = resolve(flags, os.environ, preset_name=preset)
     warnings = list(resolved.warnings)
-    if not any(os.environ.get(name) for name in DISCOVERY_VARIABLES):
+    if not any(os.environ.get(name) for name in backends.VARIABLES):
         warnings += needs_dynamo(resolved)
     model = None
     if resolved.config.router_prefill_load_model != "none":

@@ -7,9 +7,11 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
 
+from dynctl.base import backends
 from dynctl.base.errors import UsageProblem
 
 Value = str | float | bool | list[str]
@@ -133,7 +135,7 @@ KEYS: Final[Mapping[str, Key]] = {
             Part.SOURCE,
             "none",
             variable="DYN_DISCOVERY_BACKEND",
-            choices=("file", "etcd", "kubernetes"),
+            choices=tuple(backends.BACKENDS),
         ),
         Key("file-kv", Part.SOURCE, "none", "path", "DYN_FILE_KV"),
         Key("etcd-endpoints", Part.SOURCE, "none", variable="ETCD_ENDPOINTS", no_login=True),
@@ -158,9 +160,8 @@ KEYS: Final[Mapping[str, Key]] = {
 _EXCLUSIVE: Final = (
     ("namespace", "all-namespaces"),
     ("token-env", "token-file"),
-    ("file-kv", "etcd-endpoints"),
+    *combinations((place.replace("_", "-") for place in backends.PLACES), 2),
 )
-_BACKENDS: Final = (("file-kv", "file"), ("etcd-endpoints", "etcd"))
 
 
 def checked_name(name: str) -> str:
@@ -191,9 +192,9 @@ def checked_values(values: Mapping[str, object], place: str) -> dict[str, Value]
     for one, other in _EXCLUSIVE:
         if one in found and other in found:
             raise UsageProblem(f"{place}{one} and {other}: expected one of the two")
-    for name, backend in _BACKENDS:
-        discovery = found.get("discovery", backend)
-        if name in found and discovery != backend:
+    for backend in backends.BACKENDS.values():
+        name, discovery = backend.flag.removeprefix("--"), found.get("discovery", backend.name)
+        if name in found and discovery != backend.name:
             raise UsageProblem(f"{place}{name} and discovery {discovery}: expected one of the two")
     return found
 

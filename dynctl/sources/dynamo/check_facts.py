@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar
 
-from dynctl.adapters.dynamo.planes import Planes, backend, namespace, open_planes
+from dynctl.adapters.dynamo.planes import Planes, backend, in_cluster, namespace, open_planes
 from dynctl.adapters.ports import (
     NotCalledBack,
     RequestPlaneError,
@@ -89,7 +89,7 @@ def gather(options: GlobalOptions) -> CheckFacts:
                 f"no deployment is set, and no frontend answers at {DEFAULT_FRONTEND}", _WAYS
             )
         urls = (DEFAULT_FRONTEND,)
-    if (backend(options) or ("",))[0] != "kubernetes":
+    if not in_cluster(options):
         return asyncio.run(_gather(options, planes_named, urls))
     with cluster_ways(options, namespace(options)) as ways:
         rows = zip(ways.urls, ways.names, ways.graphs, ways.spaces, strict=True)

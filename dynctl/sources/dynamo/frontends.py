@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from dynctl.adapters.dynamo.planes import backend, namespace
+from dynctl.adapters.dynamo.planes import in_cluster, namespace
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
@@ -159,7 +159,7 @@ def reached_frontends(options: GlobalOptions, urls: Sequence[str]) -> Iterator[R
 
     Raises UsageProblem or Unreachable.
     """
-    if urls or (backend(options) or ("",))[0] != "kubernetes":
+    if urls or not in_cluster(options):
         yield ReachedFrontends([DynamoFrontend(url, options.timeout) for url in urls])
         return
     with cluster_ways(options, namespace(options)) as cluster:

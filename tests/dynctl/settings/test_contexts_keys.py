@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dynctl.adapters.dynamo.planes import BACKENDS, DISCOVERY_VARIABLE, NAMESPACE_VARIABLE
+from dynctl.adapters.dynamo.planes import DISCOVERY_VARIABLE, NAMESPACE_VARIABLE
+from dynctl.base.backends import BACKENDS
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.settings.contexts.keys import (
@@ -31,7 +32,7 @@ def test_no_key_contains_a_token():
 
 
 def test_choices_and_variables_match_the_global_options():
-    assert KEYS["discovery"].choices == BACKENDS
+    assert KEYS["discovery"].choices == tuple(BACKENDS)
     assert KEYS["reach"].choices == REACHES
     assert KEYS["frontend"].variable == FRONTEND_VARIABLE
     assert KEYS["discovery"].variable == DISCOVERY_VARIABLE
