@@ -11,6 +11,7 @@ from typing import Final
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.documents.audit import AuditReport, added, audit_report, since
+from dynctl.documents.fleet_load import FleetLoad
 from dynctl.sources.connect import connect
 from dynctl.sources.dynamo.source import DynamoSource
 from dynctl.sources.frontend.source import FrontendSource
@@ -48,36 +49,38 @@ def audit(
             f"--frontend-log {log}: a dynctl frontend does not need a log",
             "the log is for a live Dynamo: --discovery etcd --etcd-endpoints HOST:2379",
         )
-    before = [client.fleet() for client in source.clients] if duration else []
+    return _compare_frontends(source, compares, duration)
+
+
+def _compare_frontends(
+    source: FrontendSource, compares: str, duration: float | None
+) -> AuditReport:
+    """What dynctl frontends counted in ``duration`` seconds, None: since they started."""
+    before: list[FleetLoad] = []
     if duration:
+        before = [client.fleet() for client in source.clients]
         time.sleep(duration)
     now = [client.fleet() for client in source.clients]
-    kinds = {one.compares for one in now}
+    kinds = {fleet.compares for fleet in now}
     if len(kinds) > 1:
         raise UsageProblem(
             f"{source.title}: one of them serves requests, the other observes a Dynamo",
             "compare each of them alone",
         )
-    (found,) = kinds
-    _expect(source.title, compares, found)
-    counted = [one.audit for one in now]
+    (kind,) = kinds
+    _expect(source.title, compares, kind)
+    rows = []
     skipped = Counter[str]()
-    for one in now:
-        skipped.update(one.skipped)
-    if before:
+    for number, fleet in enumerate(now):
         # A frontend that restarted meanwhile counts from 0.
-        pairs = [
-            (one, old if one.process == old.process else None)
-            for one, old in zip(now, before, strict=True)
-        ]
-        counted = [since(one.audit, () if old is None else old.audit) for one, old in pairs]
-        for _, old in pairs:
-            skipped.subtract({} if old is None else old.skipped)
-    rows = added([row for one in counted for row in one])
+        old = before[number] if before and before[number].process == fleet.process else None
+        rows += fleet.audit if old is None else since(fleet.audit, old.audit)
+        skipped.update(fleet.skipped)
+        skipped.subtract({} if old is None else old.skipped)
     return audit_report(
         source.title,
-        found,
-        rows,
+        kind,
+        added(rows),
         skipped={reason: count for reason, count in skipped.items() if count > 0},
         seconds=duration or None,
     )

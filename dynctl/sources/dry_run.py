@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -119,44 +119,65 @@ class DryRun:
 
     def route(self) -> RouteResult:
         """Where the request would go, and why."""
-        view = self._view
-        self._router.advance(view.now)
-        config, load, shown, ignored = what_if(self._router, self._query.assignments)
+        self._router.advance(self._view.now)
+        state, settings = self._state()
+        assumptions = self._assumptions(settings)
+        sets = self._sets()
+        if len(sets) < 2:
+            return self._decided(next(iter(sets), None), state, assumptions, settings)
+        decided = {name: self._decided(name, state, assumptions, settings) for name in sets}
+        return self._of_sets(sets, decided)
+
+    def _state(self) -> tuple[RoutingView, dict[str, Any]]:
+        """The router's state with the settings of ``--set``, and those settings that count."""
+        config, load, settings, ignored = what_if(self._router, self._query.assignments)
         modelled = (config or self._router.config).router_prefill_load_model != "none"
         if self._of_dynamo and modelled:
             # A frontend with the model decides by what is left of the load.
-            ignored = [one for one in ignored if one.setting != "router_prefill_load_model"]
-            names = self._without_duration()
-            if names:
-                varies = Varies(load="prefill", workers=names)
-                self.doubts.append(doubt("DYR0748", varies=varies, workers=some_names(names)))
-        for one in ignored:
-            self._note(doubt("DYR0727", matters=one.elsewhere, why=one.text))
-            shown.pop(one.setting)
+            ignored = [row for row in ignored if row.setting != "router_prefill_load_model"]
+            self._note_unknown_durations()
+        for row in ignored:
+            self._note(doubt("DYR0727", matters=row.elsewhere, why=row.text))
+            settings.pop(row.setting)
         classes = None
-        if config is not None and "router_policy_config" in shown:
-            typed = "--set router_policy_config"
-            classes = policy_classes(config, typed)
-        own = [key for key in shown if self._of_dynamo and key in SETTINGS and SETTINGS[key].own]
+        if config is not None and "router_policy_config" in settings:
+            classes = policy_classes(config, "--set router_policy_config")
+        if self._of_dynamo:
+            self._note_settings(settings)
+        return self._router.view(config, load, self._table(config), classes), settings
+
+    def _note_unknown_durations(self) -> None:
+        names = self._without_duration()
+        if names:
+            varies = Varies(load="prefill", workers=names)
+            self.doubts.append(doubt("DYR0748", varies=varies, workers=some_names(names)))
+
+    def _note_settings(self, settings: Mapping[str, Any]) -> None:
+        """The doubts about settings that a frontend of Dynamo does not have, or reads otherwise."""
+        own = [name for name in settings if name in SETTINGS and SETTINGS[name].own]
         if own:
             self._note(doubt("DYR0780", settings=", ".join(own)))
-        state = self._router.view(config, load, self._table(config), classes)
-        if self._of_dynamo and "router_mode" in shown:
-            mode = shown["router_mode"]
-            for found in mode_doubts(mode, f"--set router_mode={mode}"):
-                self._note(found)
-        assumptions = list(view.assumptions)
+        if "router_mode" in settings:
+            mode = settings["router_mode"]
+            for mode_doubt in mode_doubts(mode, f"--set router_mode={mode}"):
+                self._note(mode_doubt)
+
+    def _assumptions(self, settings: Mapping[str, Any]) -> list[str]:
+        assumptions = list(self._view.assumptions)
         if self.lora is not None and self.model != self.lora:
             assumptions.append(
                 f"adapter {self.lora} is not checked: a view does not list the adapters of workers"
             )
-        if shown:
-            assumptions.append("what if " + ", ".join(f"{k}={v}" for k, v in shown.items()))
-        sets = self._sets()
-        if len(sets) < 2:
-            only = next(iter(sets), None)
-            return self._decided(only, state, assumptions, shown)
-        decided = {name: self._decided(name, state, assumptions, shown) for name in sets}
+        if settings:
+            given = ", ".join(f"{name}={value}" for name, value in settings.items())
+            assumptions.append(f"what if {given}")
+        return assumptions
+
+    def _of_sets(self, sets: Mapping[str, int], decided: Mapping[str, RouteResult]) -> RouteResult:
+        """The answer of the set with the most available workers, with the chances of each.
+
+        ``sets``: worker set -> its available workers.
+        """
         total = sum(sets.values())
         rows = [
             WorkerSetRow(
@@ -164,11 +185,11 @@ class DryRun:
                 workers=sum(name in w.worker_sets and _serves(w) for w in self._workers),
                 available=count,
                 share=count / total if total else 0.0,
-                winner=result.winner,
-                prefill=result.prefill,
-                decode=result.decode,
+                winner=decided[name].winner,
+                prefill=decided[name].prefill,
+                decode=decided[name].decode,
             )
-            for (name, count), result in zip(sets.items(), decided.values(), strict=True)
+            for name, count in sets.items()
         ]
         likely = max(rows, key=lambda row: row.available)
         best = decided[likely.name]
@@ -183,7 +204,7 @@ class DryRun:
             worker_set=likely.name,
             worker_sets=rows,
             doubts=doubts,
-            certain=not any(one.matters for one in doubts),
+            certain=not any(row.matters for row in doubts),
         )
 
     def _without_duration(self) -> list[str]:

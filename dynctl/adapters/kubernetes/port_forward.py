@@ -101,40 +101,59 @@ class _Forwarder:
     def _copy(self, local: socket.socket, stream: PodStream) -> None:
         """Copy until one side ends. Data from the pod before its end is still written."""
         local.setblocking(False)
-        to_local = bytearray()
-        port_received: set[int] = set()
-        open_there = True
+        pod = _PodData(stream, self._timeout)
         with selectors.DefaultSelector() as selector:
             selector.register(self._ending, selectors.EVENT_READ)
-            while open_there or to_local:
-                hungry = open_there and len(to_local) < _MOST_WAITING
-                _watch(selector, stream.socket, selectors.EVENT_READ if hungry else 0)
-                events = selectors.EVENT_READ if open_there else 0
-                _watch(selector, local, events | (selectors.EVENT_WRITE if to_local else 0))
-                at_once = hungry and stream.waiting
+            while pod.open or pod.unwritten:
+                _watch(selector, stream.socket, selectors.EVENT_READ if pod.wanted else 0)
+                reads = selectors.EVENT_READ if pod.open else 0
+                writes = selectors.EVENT_WRITE if pod.unwritten else 0
+                _watch(selector, local, reads | writes)
+                at_once = pod.wanted and stream.waiting
                 ready = {key.fileobj: mask for key, mask in selector.select(0 if at_once else None)}
                 if self._ending in ready:
                     return
                 if ready.get(local, 0) & selectors.EVENT_WRITE:
-                    del to_local[: local.send(to_local[:_PIECE])]
+                    del pod.unwritten[: local.send(pod.unwritten[:_PIECE])]
                 if ready.get(local, 0) & selectors.EVENT_READ:
                     data = local.recv(_PIECE)
                     if not data:
                         return
                     stream.send(DATA, data, self._timeout)
-                if at_once or stream.socket in ready:
-                    message = stream.receive(self._timeout)
-                    if message is None:
-                        open_there = False
-                        continue
-                    channel, data = message
-                    if channel not in port_received:
-                        # The first message of each channel is the number of the port.
-                        port_received.add(channel)
-                    elif channel == ERROR and data:
-                        return
-                    elif channel == DATA:
-                        to_local += data
+                if (at_once or stream.socket in ready) and not pod.receive():
+                    return
+
+
+class _PodData:
+    """What a pod sent and its client did not get yet."""
+
+    def __init__(self, stream: PodStream, timeout: float) -> None:
+        self._stream = stream
+        self._timeout = timeout
+        self._channels: set[int] = set()
+        self.unwritten = bytearray()
+        self.open = True
+
+    @property
+    def wanted(self) -> bool:
+        """Whether more is to be received."""
+        return self.open and len(self.unwritten) < _MOST_WAITING
+
+    def receive(self) -> bool:
+        """Take the next message; False where the pod reports an error."""
+        message = self._stream.receive(self._timeout)
+        if message is None:
+            self.open = False
+            return True
+        channel, data = message
+        if channel not in self._channels:
+            # The first message of each channel is the number of the port.
+            self._channels.add(channel)
+        elif channel == ERROR and data:
+            return False
+        elif channel == DATA:
+            self.unwritten += data
+        return True
 
 
 def _watch(selector: selectors.BaseSelector, held: socket.socket, events: int) -> None:

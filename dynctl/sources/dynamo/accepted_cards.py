@@ -13,13 +13,13 @@ from dynctl.documents.models import ModelReadiness
 from dynctl.health.deployment import WorkerSet
 from dynctl.serving.dynamo.observer import Observer
 from dynctl.wire.dynamo.discovery import ModelCard
-from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics
+from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics, ModelFacts
 
 
 def contested_models(observer: Observer) -> list[str]:
     """The models with workers of one set that have different versions of their card."""
     sets = observer.deployment.worker_sets
-    return sorted({one.model for one in sets if len(one.versions) > 1})
+    return sorted({worker_set.model for worker_set in sets if len(worker_set.versions) > 1})
 
 
 def take_versions(
@@ -36,28 +36,28 @@ def take_versions(
     names = {item.worker.worker_id: item.worker.name for item in observer.deployment.workers}
     rejected: dict[int, str] = {}
     doubts = []
-    for one in observer.deployment.worker_sets:
-        if len(one.versions) < 2:
+    sets = observer.deployment.worker_sets
+    for contested in sets:
+        if len(contested.versions) < 2:
             continue
-        left = [
-            _accepted(one, observer.deployment.worker_sets, cards, metrics, models.get(one.model))
-            for metrics, models in zip(frontends, ready, strict=True)
-        ]
-        accepted = {version for versions in left for version in versions}
+        accepted: set[str] = set()
+        for metrics, models in zip(frontends, ready, strict=True):
+            accepted |= _accepted(contested, sets, cards, metrics, models.get(contested.model))
         if len(accepted) != 1:
-            listed = [some_names(names[member] for member in ids) for ids in one.versions.values()]
+            versions = contested.versions
+            listed = [some_names(names[member] for member in ids) for ids in versions.values()]
             doubts.append(
                 doubt(
                     "DYR0723",
-                    worker_set=one.name,
-                    versions=len(one.versions),
+                    worker_set=contested.name,
+                    versions=len(versions),
                     names=" | ".join(listed),
                 )
             )
             continue
         [version] = accepted
-        example = cards[one.versions[version][0]]
-        for other, members in one.versions.items():
+        example = cards[contested.versions[version][0]]
+        for other, members in contested.versions.items():
             if other != version:
                 why = _difference(cards[members[0]], example)
                 rejected |= dict.fromkeys(members, f"the frontend rejected its card: {why}")
@@ -66,40 +66,51 @@ def take_versions(
 
 
 def _accepted(
-    one: WorkerSet,
+    contested: WorkerSet,
     sets: Sequence[WorkerSet],
     cards: Mapping[int, ModelCard],
     metrics: FrontendMetrics,
     ready: ModelReadiness | None,
 ) -> set[str]:
     """The versions of the cards of a set that a frontend may have accepted."""
-    left = set(one.versions)
+    versions = contested.versions
+    left = set(versions) if ready is None else _as_many(contested, sets, ready)
+    # A frontend has load rows of workers that it sent requests to; none of rejected ones.
+    loaded = {worker_id for worker_id, _ in metrics.rank_loads}
+    used = {version for version in left if loaded & set(versions[version])}
+    if len(used) == 1:
+        return used
+    facts = metrics.models.get(contested.model)
+    if facts is None or sum(other.model == contested.model for other in sets) > 1:
+        return left
+    examples = {version: cards[versions[version][0]] for version in left}
+    return {version for version, card in examples.items() if _fits(card, facts)} or left
+
+
+def _as_many(contested: WorkerSet, sets: Sequence[WorkerSet], ready: ModelReadiness) -> set[str]:
+    """The versions that as many workers have as the frontend uses of the set; all where that shows
+    nothing."""
+    pool = (contested.model, contested.namespace, contested.role)
     others = [
         other
         for other in sets
-        if other is not one
-        and (other.model, other.namespace, other.role) == (one.model, one.namespace, one.role)
+        if other is not contested and (other.model, other.namespace, other.role) == pool
     ]
-    if ready is not None and all(len(other.versions) == 1 for other in others):
-        uses = ready.workers(one.namespace, one.role.value)
-        uses -= sum(len(other.worker_ids) for other in others)
-        left = {version for version in left if len(one.versions[version]) == uses} or left
-    # A frontend has load rows of workers that it sent requests to; none of rejected ones.
-    loaded = {worker_id for worker_id, _ in metrics.rank_loads}
-    used = {version for version in left if loaded & set(one.versions[version])}
-    if len(used) == 1:
-        return used
-    facts = metrics.models.get(one.model)
-    if facts is None or sum(other.model == one.model for other in sets) > 1:
-        return left
-    exported = (facts.kv_cache_block_size, facts.context_length)
-    fitting = set()
-    for version in left:
-        card = cards[one.versions[version][0]]
-        own = (card.block_size, card.context_length)
-        if all(a is None or b is None or a == b for a, b in zip(exported, own, strict=True)):
-            fitting.add(version)
-    return fitting or left
+    versions = contested.versions
+    if any(len(other.versions) != 1 for other in others):
+        return set(versions)
+    uses = ready.workers(contested.namespace, contested.role.value)
+    uses -= sum(len(other.worker_ids) for other in others)
+    return {version for version, ids in versions.items() if len(ids) == uses} or set(versions)
+
+
+def _fits(card: ModelCard, facts: ModelFacts) -> bool:
+    """Whether a card has the numbers that a frontend exports of its model, where both have them."""
+    pairs = (
+        (card.block_size, facts.kv_cache_block_size),
+        (card.context_length, facts.context_length),
+    )
+    return all(own is None or exported is None or own == exported for own, exported in pairs)
 
 
 def _difference(card: ModelCard, accepted: ModelCard) -> str:

@@ -38,30 +38,19 @@ def frontend_snapshot(
 ) -> Snapshot:
     """One snapshot of all frontends. Cards are the first frontend's; loads are added up where each
     router counts its own requests only."""
-    answering = [one for one in frontends if not one.problem and one.load is not None]
-    known = answering or [one for one in frontends if one.load is not None]
-    first = known[0] if known else None
-    if first is None or first.load is None:
-        return Snapshot(at=at, source=source, problem=problem or "nothing was read yet")
+    read = [one for one in frontends if one.load is not None]
+    answering = [one for one in read if not one.problem]
+    known = answering or read
     loads = [one.load for one in known if one.load is not None]
-    queues = [load.queue for load in loads if load.queue is not UNSET]
+    if not loads:
+        return Snapshot(at=at, source=source, problem=problem or "nothing was read yet")
+    first = known[0]
     workers = tuple(_added(known))
-    settings = first.settings
+    probes = [load.probe_s for load in loads if load.probe_s is not None]
     return Snapshot(
         at=at,
         source=source,
-        header=Header(
-            models=tuple(sorted({row.model for row in workers if row.model})),
-            mode=_text(settings, "router_mode"),
-            preset=first.config.preset if first.config is not None else None,
-            version=first.load.version,
-            frontends=(len(answering), len(frontends)),
-            in_flight=sum(load.in_flight for load in loads),
-            queue=sum(queues) if queues else None,
-            recorded=sum(load.recorded for load in loads),
-            routers=first.load.replicas,
-            traffic=_traffic(loads),
-        ),
+        header=_header(first, loads, workers, (len(answering), len(frontends))),
         workers=workers,
         decisions=tuple(newest_first(known)),
         missed=sum(one.missed for one in known),
@@ -73,13 +62,33 @@ def frontend_snapshot(
             for row in load.conditions
         ),
         transfers=_transfers(known),
-        thresholds=dict(first.load.thresholds),
-        settings=settings,
+        thresholds=dict(loads[0].thresholds),
+        settings=first.settings,
         parts=_parts(known, first, workers),
-        load_every_s=max(
-            (load.probe_s for load in loads if load.probe_s is not None), default=None
-        ),
+        load_every_s=max(probes, default=None),
         problem=problem,
+    )
+
+
+def _header(
+    first: FrontendReadings,
+    loads: Sequence[FleetLoad],
+    workers: Sequence[WorkerRow],
+    frontends: tuple[int, int],
+) -> Header:
+    """``frontends``: how many answer, and how many there are."""
+    queues = [load.queue for load in loads if load.queue is not UNSET]
+    return Header(
+        models=tuple(sorted({row.model for row in workers if row.model})),
+        mode=_text(first.settings, "router_mode"),
+        preset=None if first.config is None else first.config.preset,
+        version=loads[0].version,
+        frontends=frontends,
+        in_flight=sum(load.in_flight for load in loads),
+        queue=sum(queues) if queues else None,
+        recorded=sum(load.recorded for load in loads),
+        routers=loads[0].replicas,
+        traffic=_traffic(loads),
     )
 
 

@@ -316,35 +316,35 @@ def _verified(outcome: Outcome, model: str, values: ThresholdValues) -> Outcome:
 def _set_back(outcome: Outcome, model: str, values: ThresholdValues) -> Outcome:
     """The outcome after setting the replica back, where its thresholds changed."""
     before, after = outcome.before, outcome.after
-    if before is None or (after is not None and dict(after) == dict(before)):
-        return (
-            outcome
-            if outcome.state == "failed"
-            else Outcome(outcome.replica, "set back", before, before)
-        )
-    holder = outcome.replica.holder
     state: State = "failed" if outcome.state == "failed" else "set back"
+    if before is None or (after is not None and dict(after) == dict(before)):
+        return outcome if state == "failed" else Outcome(outcome.replica, state, before, before)
+    holder = outcome.replica.holder
     now: ThresholdValues = {}
     try:
         now = holder.thresholds().get(model) or {}
         # Another operator may have set a value meanwhile: only ours is replaced.
-        ours = {name for name in values if now.get(name) in (values[name], before.get(name))}
-        wanted = {name: before.get(name) for name in values if name in ours}
+        theirs = [name for name in values if now.get(name) not in (values[name], before.get(name))]
+        wanted = {name: before.get(name) for name in values if name not in theirs}
         if not _holds(now, wanted):
             now = holder.set_thresholds(model, holder.settable_values(wanted))
     except DynctlError as error:
         return Outcome(outcome.replica, "left over", before, now or after, outcome.error or error)
     if not _holds(now, wanted):
         return Outcome(outcome.replica, "left over", before, now, outcome.error)
-    theirs = [name for name in values if name not in ours]
     if theirs:
-        found = ", ".join(f"{name} is {now.get(name)}" for name in theirs)
-        kept = Unreachable(
-            f"{found}, which this command did not set: another operator changed it, so it is not "
-            f"set back to {', '.join(str(before.get(name)) for name in theirs)}"
-        )
-        return Outcome(outcome.replica, "left over", before, now, kept)
+        return Outcome(outcome.replica, "left over", before, now, _kept(theirs, now, before))
     return Outcome(outcome.replica, state, before, now, outcome.error)
+
+
+def _kept(theirs: Sequence[str], now: ThresholdValues, before: ThresholdValues) -> Unreachable:
+    """Why values of another operator stay."""
+    current = ", ".join(f"{name} is {now.get(name)}" for name in theirs)
+    earlier = ", ".join(str(before.get(name)) for name in theirs)
+    return Unreachable(
+        f"{current}, which this command did not set: another operator changed it, so it is not "
+        f"set back to {earlier}"
+    )
 
 
 def _holds(row: ThresholdValues, values: ThresholdValues) -> bool:
