@@ -190,9 +190,9 @@ class SpanExport:
         )
 
     def _headers(self, span: Any) -> Headers:
-        found: Headers = {}
-        self._context.inject(found, self._api.set_span_in_context(span))
-        return found
+        headers: Headers = {}
+        self._context.inject(headers, self._api.set_span_in_context(span))
+        return headers
 
 
 _CONTEXT: Final = ("traceparent", "tracestate")

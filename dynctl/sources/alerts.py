@@ -30,8 +30,8 @@ def capacity_alerts(shown: TopologyShow, refused: Container[str] = frozenset()) 
 
     ``refused``: models that are not served; none of their domains is reported.
     """
-    for one in capacity_conditions(shown, refused):
-        yield condition_alert(*one)
+    for condition in capacity_conditions(shown, refused):
+        yield condition_alert(*condition)
 
 
 class AlertBoard:
@@ -43,7 +43,7 @@ class AlertBoard:
 
     def alerts(self, snapshot: Snapshot, shown: TopologyShow) -> tuple[Alert, ...]:
         """All alerts, failures first, then the newest. ``shown``: by the transfer domain."""
-        refused = {one.subject for one in snapshot.alerts if one.code == MODEL_NOT_SERVED}
+        refused = {alert.subject for alert in snapshot.alerts if alert.code == MODEL_NOT_SERVED}
         found = list(_once([*snapshot.alerts, *capacity_alerts(shown, refused)]))
         since: dict[tuple[str, str], float | None] = {}
         for one in found:
@@ -60,6 +60,6 @@ class AlertBoard:
 def _once(alerts: Iterable[Alert]) -> Iterable[Alert]:
     """The first alert for each code and subject: several frontends may report the same."""
     first: dict[tuple[str, str], Alert] = {}
-    for one in alerts:
-        first.setdefault((one.code, one.subject), one)
+    for alert in alerts:
+        first.setdefault((alert.code, alert.subject), alert)
     return first.values()

@@ -93,7 +93,8 @@ def domain_view(
     """Each domain of ``shown``: its capacity and live numbers."""
     if transfers is None:
         transfers = {
-            (one.domain, one.value): (one.local, one.crossing) for one in snapshot.transfers
+            (transfer.domain, transfer.value): (transfer.local, transfer.crossing)
+            for transfer in snapshot.transfers
         }
     counted = snapshot.unknown("transfers") is None
     groups: dict[tuple[str, str | None], list[WorkerRow]] = {}

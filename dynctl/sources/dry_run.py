@@ -419,7 +419,7 @@ class DryRun:
         if self._of_dynamo and len(prompts) > 1:
             self._note(doubt("DYR0720", prompts=len(prompts)))
             prompts = prompts[:1]
-        known = not_modelled is None and all(one.token_ids is not None for one in prompts)
+        known = not_modelled is None and all(prompt.token_ids is not None for prompt in prompts)
         tokenizer = None if known or not_modelled is not None else self._tokenizer()
         found: list[list[int]] = []
         for prompt in prompts if not_modelled is None else ():

@@ -192,7 +192,7 @@ def _of_recordings(opened: Sequence[RecordingFile], query: HitsQuery) -> HitsRep
             "they would count twice",
             "give one recording of each router",
         )
-    report = ladder.report(", ".join(str(one.path) for one in opened))
+    report = ladder.report(", ".join(str(file.path) for file in opened))
     router = ladder.router
     if router is None or len(opened) != 1 or len(report.models) != 1 or query.windowed:
         return report  # a replay has one router's requests, all of them, of one model
@@ -289,8 +289,10 @@ def _with_replays(
 def _nothing_to_judge(report: HitsReport, opened: Sequence[RecordingFile]) -> UsageProblem:
     """What the recordings lack."""
     found = [f"{n:,} {reason}" for reason, n in report.skipped.items()]
-    found += [f"{one.path} is cut at byte {one.cut:,}" for one in opened if one.cut is not None]
-    found += [f"{one.path} has no records" for one in opened if next(one.headers(), None) is None]
+    found += [f"{file.path} is cut at byte {file.cut:,}" for file in opened if file.cut is not None]
+    found += [
+        f"{file.path} has no records" for file in opened if next(file.headers(), None) is None
+    ]
     hint = "expected requests with their decisions: dynctl record --show FILE counts what it has"
     if any(NO_PROMPT_HASHES in reason for reason in report.skipped):
         hint = "record a frontend of dynctl, or a Dynamo whose workers compute prompt and answer"
@@ -308,7 +310,7 @@ def _numbered(records: RecordingFile, number: int) -> Iterator[tuple[float, int,
 def _window(opened: Sequence[RecordingFile], query: HitsQuery) -> Window:
     if not query.windowed:
         return Window()
-    spans = [(one.first, one.last) for file in opened for one in file.headers()]
+    spans = [(header.first, header.last) for file in opened for header in file.headers()]
     if not spans:
         raise UsageProblem(f"{opened[0].path}: the recording has no records")
     first, last = min(one for one, _ in spans), max(one for _, one in spans)

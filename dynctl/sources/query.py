@@ -98,10 +98,10 @@ class DecisionQuery:
     def parameters(self) -> dict[str, str | int]:
         """The query of ``GET /v1/decisions``, without the limit."""
         named = {"model": self.model, "domain": self.domain, "worker": self.worker}
-        found: dict[str, str | int] = {k: v for k, v in named.items() if v is not None}
+        parameters: dict[str, str | int] = {k: v for k, v in named.items() if v is not None}
         outcome = "refused" if self.refused else self.response
-        found |= {} if outcome is None else {"outcome": outcome}
-        return found | ({"moved": 1} if self.moved else {})
+        parameters |= {} if outcome is None else {"outcome": outcome}
+        return parameters | ({"moved": 1} if self.moved else {})
 
     def shows_end(self, row: DecisionRow) -> bool:
         """Whether the end of a request is shown that was running when its decision was read: one

@@ -210,7 +210,7 @@ def response_of(end: Finished) -> ClientResponse:
         end.cached_tokens,
         end.output_tokens if end.output_events is None else None,
         end.output_events,
-        tuple(EngineAttempt(*one) for one in end.attempts),
+        tuple(EngineAttempt(*attempt) for attempt in end.attempts),
     )
 
 
@@ -228,7 +228,7 @@ class RecordedMoment(ViewSource):
             if not self._headers:
                 raise UsageProblem(f"--recording {path}: it has no records yet")
             self.first = self._headers[0].first
-            self.last = max(one.last for one in self._headers)
+            self.last = max(header.last for header in self._headers)
             self.at = self.last if at is None else moment(at, self.first, self.last)
             self.playback = self._played()
             if self.playback.router is None and (begins := self._first_state()) is not None:
@@ -338,11 +338,11 @@ class RecordedMoment(ViewSource):
         played.start = next((one for one in first if isinstance(one, Start)), played.start)
         for header in reversed(headers[-_CHUNKS_BACK:]):
             found = []
-            for one in self.file.records(header):
-                if isinstance(one, Arrived | Finished):
-                    played.take(one)
-                elif isinstance(one, Decided):
-                    found.append(one)
+            for record in self.file.records(header):
+                if isinstance(record, Arrived | Finished):
+                    played.take(record)
+                elif isinstance(record, Decided):
+                    found.append(record)
             room = KEPT - len(played.decisions)
             played.decisions.extendleft(reversed(found[-room:] if room else []))
 
@@ -572,15 +572,19 @@ class RecordedFleet(LiveSource):
 def _lines(played: Playback, router: Router, source: str) -> Iterator[DecisionLine]:
     """The last decisions, newest first; several of one request are its attempts."""
     seen: set[str] = set()
-    for one in reversed(played.decisions):
+    for decision in reversed(played.decisions):
         line = _line(
-            one, router, source, played.blocks.get(one.id, (None, False)), played.response(one)
+            decision,
+            router,
+            source,
+            played.blocks.get(decision.id, (None, False)),
+            played.response(decision),
         )
-        if one.id in seen:
+        if decision.id in seen:
             workers = {ref.worker for ref in (line.prefill, line.decode) if ref is not None}
             earlier = line.response.of_earlier(workers)
             line = msgspec.structs.replace(line, response=earlier)
-        seen.add(one.id)
+        seen.add(decision.id)
         yield line
 
 
@@ -697,9 +701,9 @@ def _again(
     if decision is None or decision.stage != booked.stage:
         return "the stages are others"
     earlier[booked.stage] = decision
-    if ref not in [tuple(one) for one in decision.refs]:
+    if ref not in [tuple(ref) for ref in decision.refs]:
         return f"{ref[0]:x}", "not a candidate"
-    position = [tuple(one) for one in decision.refs].index(ref)
+    position = [tuple(ref) for ref in decision.refs].index(ref)
     if booked.stage == "prefill":
         earlier["prefill"] = replace(decision, winner=position)
     if decision.temperature > 0:

@@ -145,14 +145,16 @@ class LiveSource:
             unknown = shown.unknown("decisions")
             if unknown is not None and not shown.decisions:
                 raise UsageProblem(f"decisions are unknown: {unknown.unknown}", unknown.provide)
-            fresh = [one for one in shown.decisions if (one.id, one.at) not in seen]
+            fresh = [
+                decision for decision in shown.decisions if (decision.id, decision.at) not in seen
+            ]
             found = [one for one in fresh if query.keeps(one)]
             if shown.decisions:
                 yield DecisionReport(self.title, found if seen else found[: query.limit])
             else:
                 part = shown.parts.get("decisions")
                 yield DecisionReport(self.title if part is None else part.source, [], kept=0)
-            seen = {(one.id, one.at) for one in shown.decisions} | {("", 0.0)}
+            seen = {(decision.id, decision.at) for decision in shown.decisions} | {("", 0.0)}
             await asyncio.sleep(FOLLOW_S)
 
     async def judged(self, model: str, values: ThresholdValues) -> list[WorkerRow]:

@@ -114,7 +114,7 @@ class ViewSource:
         return {
             name: models[0][name]
             for name in THRESHOLD_SETTINGS
-            if models and len({one[name] for one in models}) == 1
+            if models and len({model[name] for model in models}) == 1
         }
 
     def decision(self, decision_id: str | None) -> RouteResult:

@@ -336,7 +336,7 @@ class RequestServer:
             self._server.close()
         if self._nats is not None:
             await self._nats.close()
-        tasks = [one.task for one in self._connections.values()]
+        tasks = [connection.task for connection in self._connections.values()]
         await end_tasks([*tasks, *self._answers, *self._refusing])
         for writer in list(self._connections):
             writer.transport.abort()
@@ -370,14 +370,14 @@ class RequestServer:
 
     def _make_room(self) -> None:
         """Close a connection for a new one. Requests that run have connections of their own."""
-        peers = Counter(one.peer for one in self._connections.values())
+        peers = Counter(connection.peer for connection in self._connections.values())
         self._close_one(lambda one: (-peers[one.peer], one.used, one.since))
 
     def _make_memory(self) -> None:
         """Close the connection whose request is the largest that is not complete."""
         sizes: Counter[str] = Counter()
-        for one in self._connections.values():
-            sizes[one.peer] += one.requests.waiting
+        for connection in self._connections.values():
+            sizes[connection.peer] += connection.requests.waiting
         self._close_one(lambda one: (-sizes[one.peer], -one.requests.waiting))
 
     def _close_one(self, order: Callable[[_Connection], Any]) -> None:

@@ -73,10 +73,10 @@ def _module(pool: Any, folder: Path, name: str) -> ModuleType:
     source = folder / f"{name}_pb2.py"
     if source.stat().st_size > _MAX_SOURCE_BYTES:
         raise Etcd3Unusable(f"{source} is not the file of etcd3 0.12")
-    found = _DESCRIPTOR.search(source.read_text(encoding="utf-8"))
-    if found is None:
+    match = _DESCRIPTOR.search(source.read_text(encoding="utf-8"))
+    if match is None:
         raise Etcd3Unusable(f"{source} has no descriptor; expected etcd3 0.12")
-    serialized = ast.literal_eval(found[1]).encode("latin1")
+    serialized = ast.literal_eval(match[1]).encode("latin1")
     pool.AddSerializedFile(serialized)
     file = descriptor_pb2.FileDescriptorProto.FromString(serialized)
     prefix = f"{file.package}." if file.package else ""

@@ -200,7 +200,7 @@ class KubernetesCluster:
             self._server, namespace, pod, container, ("ls", "-1p", path), max_bytes
         )
         names = output.decode(errors="replace").splitlines()
-        return tuple(one for one in names if one and not one.endswith("/"))
+        return tuple(name for name in names if name and not name.endswith("/"))
 
     def log_lines(
         self,

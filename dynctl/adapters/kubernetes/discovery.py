@@ -84,7 +84,9 @@ class KubernetesDiscovery:
                 reader.clear()
                 if self._closed.is_set():
                     return
-                reason = next((one.reason for one in self._followers if one.reason), "")
+                reason = next(
+                    (follower.reason for follower in self._followers if follower.reason), ""
+                )
                 if not reason and self._namespace is None:
                     reason = self._register.ambiguous()
                 if reason:
@@ -92,7 +94,7 @@ class KubernetesDiscovery:
                     if not interrupted:
                         interrupted = True
                         yield Interrupted(reason)
-                elif all(one.listed for one in self._followers):
+                elif all(follower.listed for follower in self._followers):
                     if known is None:
                         known, interrupted = self._register.entries(), False
                         yield _listed(known)
@@ -111,7 +113,7 @@ class KubernetesDiscovery:
         self._wake()
         self._cluster.close()
         for _ in range(int(_JOIN_S / _JOIN_STEP_S)):
-            if not any(one.is_alive() for one in self._threads):
+            if not any(thread.is_alive() for thread in self._threads):
                 return
             await asyncio.sleep(_JOIN_STEP_S)
 
@@ -162,7 +164,7 @@ class KubernetesDiscovery:
         await done
 
     def _start(self, function: Callable[[], None]) -> None:
-        self._threads = {one for one in self._threads if one.is_alive()}
+        self._threads = {thread for thread in self._threads if thread.is_alive()}
         thread = threading.Thread(target=function, name="dynctl-kubernetes", daemon=True)
         self._threads.add(thread)
         thread.start()

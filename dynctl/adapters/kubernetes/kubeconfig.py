@@ -100,12 +100,12 @@ def _files(kubeconfig: Path | None) -> list[Path]:
     where = os.environ.get(VARIABLE, "")
     if where:
         named = [Path(part).expanduser() for part in where.split(os.pathsep) if part]
-        found = [path for path in named if path.exists()]
-        if not found:
+        files = [path for path in named if path.exists()]
+        if not files:
             raise UsageProblem(
                 f"${VARIABLE} is {where}: the file does not exist", "correct it, or unset it"
             )
-        return found
+        return files
     default = Path(os.path.expanduser(DEFAULT))
     return [default] if default.exists() else []
 

@@ -87,7 +87,9 @@ class _Forwarder:
                     return
                 with suppress(OSError):
                     local, _ = self._listener.accept()
-                    self._connections = [one for one in self._connections if one.is_alive()]
+                    self._connections = [
+                        connection for connection in self._connections if connection.is_alive()
+                    ]
                     self._connections.append(self._started(self._serve, local))
 
     def _serve(self, local: socket.socket) -> None:

@@ -131,7 +131,11 @@ def _pod_entries(body: Mapping[str, Any]) -> _PodEntries:
 
 
 def _ready_pods(body: Mapping[str, Any]) -> tuple[tuple[_Name, str], ...]:
-    return tuple(((one.namespace, one.pod), one.uid) for one in endpoints(body) if one.ready)
+    return tuple(
+        ((endpoint.namespace, endpoint.pod), endpoint.uid)
+        for endpoint in endpoints(body)
+        if endpoint.ready
+    )
 
 
 def _same_pod(uid: str, ready: set[str]) -> bool:

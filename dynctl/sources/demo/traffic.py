@@ -134,7 +134,7 @@ class DemoTraffic:
 
     @property
     def in_flight(self) -> int:
-        return sum(len(one.running) + len(one.waiting) for one in self._engines.values())
+        return sum(len(engine.running) + len(engine.waiting) for engine in self._engines.values())
 
     def _at(self, when: float, happen: Callable[[float], None]) -> None:
         self._order += 1
@@ -301,4 +301,6 @@ class DemoTraffic:
             self._service.clear_condition(codes.WORKER_UNREACHABLE, CRASHING)
 
     def _named(self, name: str) -> _Engine | None:
-        return next((one for one in self._engines.values() if one.worker.name == name), None)
+        return next(
+            (engine for engine in self._engines.values() if engine.worker.name == name), None
+        )

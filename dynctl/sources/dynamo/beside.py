@@ -82,7 +82,7 @@ class BesideDynamo:
         self._reached = await asyncio.to_thread(
             self._ways.enter_context, reached_frontends(self._options, self._urls)
         )
-        urls = [one.url for one in self._reached.frontends]
+        urls = [frontend.url for frontend in self._reached.frontends]
         self._polled = PolledFrontends(urls, self._options.timeout)
         if self._log_name is not None:
             self._log = LogTail(self._log_name, take)
@@ -114,7 +114,7 @@ class BesideDynamo:
         if findings:
             scope = namespace(self._options)
             alerts = dynamo_alerts(title, scope, deployment, polled.facts())
-            found = tuple(Finding(one.code, one.subject, one.message) for one in alerts)
+            found = tuple(Finding(alert.code, alert.subject, alert.message) for alert in alerts)
         return Reading(
             title=title,
             load=load,

@@ -73,12 +73,12 @@ def reach_of(name: str) -> Reach:
 def frontend_pods(cluster: Cluster, namespace: str | None) -> list[Pod]:
     """The ready frontend pods of a namespace (None: of all), by name. Raises ClusterRefusal."""
     inner = "" if namespace is None else f"/namespaces/{namespace}"
-    found: list[Pod] = []
+    pods: list[Pod] = []
     query = {"labelSelector": f"{COMPONENT_TYPE_LABEL}=frontend"}
     for page in cluster.pages(f"/api/v1{inner}/pods", query):
         read = (pod(mapping(item)) for item in sequence(page.get("items")))
-        found += [one for one in read if one.ready and not one.deleting]
-    return sorted(found, key=lambda one: (one.namespace, one.name))
+        pods += [one for one in read if one.ready and not one.deleting]
+    return sorted(pods, key=lambda one: (one.namespace, one.name))
 
 
 def pod_log(options: GlobalOptions, name: str) -> list[str]:

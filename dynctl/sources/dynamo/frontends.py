@@ -74,7 +74,7 @@ class ReachedFrontends:
         """Their URLs, or the names of their pods."""
         if self.cluster is not None:
             return self.cluster.names
-        return tuple(one.url for one in self.frontends)
+        return tuple(frontend.url for frontend in self.frontends)
 
     @property
     def groups(self) -> tuple[str, ...]:

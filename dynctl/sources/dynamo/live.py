@@ -120,7 +120,7 @@ class LiveDynamo(LiveSource):
         planes = open_planes(options)
         self.title = planes.title
         self._frontends = PolledFrontends(
-            [one.url for one in reached.frontends], options.timeout, self._wall
+            [frontend.url for frontend in reached.frontends], options.timeout, self._wall
         )
         self._observer = Observer(
             planes,
@@ -160,7 +160,7 @@ class LiveDynamo(LiveSource):
         if observer.interrupted is None:
             self._discovery_at = now
         workers = self._rows.rows(observer.router, time.monotonic(), self._waiting)
-        urls = tuple(one.url for one in self._reached.frontends)
+        urls = tuple(frontend.url for frontend in self._reached.frontends)
         refused = self._reached.cluster.refused if self._reached.cluster is not None else ""
         readings = Readings(
             title=self.title,
@@ -187,7 +187,7 @@ class LiveDynamo(LiveSource):
                 mode=_mode(metrics),
                 preset=PRESET,
                 frontends=(len(metrics), len(urls)) if urls else None,
-                queue=sum(one.pending_requests for one in metrics) if metrics else None,
+                queue=sum(metric.pending_requests for metric in metrics) if metrics else None,
                 traffic=UNSET if frontends.traffic.total is None else frontends.traffic.total,
             ),
             workers=workers,
@@ -301,7 +301,7 @@ class LiveDynamo(LiveSource):
 
 def _mode(metrics: Sequence[Any]) -> str | None:
     """``kv`` where every frontend uses it; None where no frontend exports its mode."""
-    modes = [one.kv_routing for one in metrics if one.kv_routing is not None]
+    modes = [metric.kv_routing for metric in metrics if metric.kv_routing is not None]
     if not modes:
         return None
     return "kv" if all(modes) else "other than kv"

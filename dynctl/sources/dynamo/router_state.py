@@ -84,14 +84,14 @@ def known_settings(
     caches, and busy thresholds (where all models have the same).
     """
     known = {name: (value, _DYNCTL_ONLY) for name, value in _NOT_IN_DYNAMO.items()}
-    modes = {one.kv_routing for one in frontends}
+    modes = {frontend.kv_routing for frontend in frontends}
     if modes == {True}:
         known["router_mode"] = ("kv", _METRICS)
-        if all(one.uses_caches is False for one in frontends):
+        if all(frontend.uses_caches is False for frontend in frontends):
             known["overlap_score_credit"] = (0.0, _METRICS)
-        if all(one.kv_events for one in frontends):
+        if all(frontend.kv_events for frontend in frontends):
             known["use_kv_events"] = (True, _METRICS)
-        elif all(one.kv_events is False and one.uses_caches for one in frontends):
+        elif all(frontend.kv_events is False and frontend.uses_caches for frontend in frontends):
             known["use_kv_events"] = (False, _METRICS)
     advertised = _advertised(observer)
     if advertised is not None:
@@ -189,8 +189,8 @@ def _assumed_settings(
         doubt("DYR0712", varies=Varies(settings={"router_temperature": _TEMPERATURES})),
     ]
     if any(
-        one.kv_routing and one.kv_events is False and one.uses_caches is not False
-        for one in frontends
+        frontend.kv_routing and frontend.kv_events is False and frontend.uses_caches is not False
+        for frontend in frontends
     ):
         why = "a frontend does not receive KV events"
         doubts.append(doubt("DYR0718", varies=Varies(overlap=True), why=why))
@@ -253,7 +253,7 @@ def take_load(observer: Observer, frontends: Sequence[FrontendMetrics]) -> tuple
         if not alone:
             added = Varies(load="fewer", copies=count)
             doubts.append(doubt("DYR0709", varies=added, frontends=count))
-        elif len({tuple(sorted(_loaded(one).items())) for one in frontends}) > 1:
+        elif len({tuple(sorted(_loaded(frontend).items())) for frontend in frontends}) > 1:
             part = Varies(load="fewer", copies=_ANY_PART)
             doubts.append(doubt("DYR0740", varies=part, frontends=count))
     many = "a frontend" if len(frontends) == 1 else f"{len(frontends)} frontends"
@@ -293,12 +293,14 @@ def registration_doubts(observer: Observer) -> list[Doubt]:
     """The contradictions between registrations, which frontends may resolve in another way, workers
     without KV events, and fields of the cards that are not known."""
     problems = observer.problems
-    doubts = [doubt("DYR0719", why=one.message) for one in problems if one.code in _DOUBTFUL]
+    doubts = [
+        doubt("DYR0719", why=problem.message) for problem in problems if problem.code in _DOUBTFUL
+    ]
     sets = observer.deployment.worker_sets
     for namespace, roles in dict.fromkeys((one.namespace, one.ambiguous) for one in sets):
         if roles:
             doubts.append(doubt("DYR0726", namespace=namespace, roles=" and ".join(roles)))
-    silent = [one.subject for one in problems if one.code is ProblemCode.EVENTS_MISSING]
+    silent = [problem.subject for problem in problems if problem.code is ProblemCode.EVENTS_MISSING]
     if silent:
         # Without a range to try: a tie between such workers is no draw either.
         doubts.append(doubt("DYR0790", workers=some_names(silent)))
@@ -331,7 +333,7 @@ def index_doubts(observer: Observer, *, unread: bool = False) -> list[Doubt]:
         left = [item.worker.name for item in observer.deployment.workers if _unread(observer, item)]
         if left:
             reasons["it was not read"] = left
-    found = [
+    doubts = [
         doubt(
             "DYR0705",
             varies=Varies(overlap=True, workers=list(dict.fromkeys(workers))),
@@ -348,5 +350,5 @@ def index_doubts(observer: Observer, *, unread: bool = False) -> list[Doubt]:
     ]
     if others:
         varies = Varies(overlap=True, workers=others)
-        found.append(doubt("DYR0761", varies=varies, workers=some_names(others)))
-    return found
+        doubts.append(doubt("DYR0761", varies=varies, workers=some_names(others)))
+    return doubts

@@ -169,9 +169,9 @@ def dynamo_alerts(
     for check in report.checks:
         if check.code in _OTHER_ALERT:
             continue
-        for one in check.findings[:left]:
+        for finding in check.findings[:left]:
             left -= 1
-            yield Alert(check.code, str(check.state), one.subject, one.value, one.fix)
+            yield Alert(check.code, str(check.state), finding.subject, finding.value, finding.fix)
 
 
 class RowCache:
@@ -186,7 +186,7 @@ class RowCache:
         """One row a worker. ``waiting``: worker id -> rank -> requests that wait in its engine."""
         waiting = waiting or {}
         cards: dict[int, tuple[Worker, WorkerRow]] = {}
-        found = []
+        rows = []
         for worker in router.registry:
             known = self._cards.get(worker.worker_id)
             if known is None or known[0] is not worker:
@@ -194,7 +194,7 @@ class RowCache:
             cards[worker.worker_id] = known
             ranks = rank_rows(router, worker, now, waiting.get(worker.worker_id, NONE_WAITING))
             reason = router.registry.unavailable_reason(worker.worker_id)
-            found.append(
+            rows.append(
                 msgspec.structs.replace(
                     known[1],
                     ranks=ranks,
@@ -204,4 +204,4 @@ class RowCache:
                 )
             )
         self._cards = cards
-        return tuple(found)
+        return tuple(rows)

@@ -116,7 +116,9 @@ class DynamoSource:
         with self._reached() as reached:
             if not reached.frontends:
                 return None
-            return read_lengths(one.send("GET", "/metrics").content for one in reached.frontends)
+            return read_lengths(
+                frontend.send("GET", "/metrics").content for frontend in reached.frontends
+            )
 
     def recent_decisions(self, limit: int) -> None:
         """None: it keeps no decisions."""

@@ -81,25 +81,27 @@ class LiveFrontends(LiveSource):
     async def __aenter__(self) -> Self:
         try:
             await self._read_all()
-            if all(one.problem for one in self._readings):
-                if any(one.problem == TOKEN_REQUIRED for one in self._readings):
+            if all(reading.problem for reading in self._readings):
+                if any(reading.problem == TOKEN_REQUIRED for reading in self._readings):
                     raise UsageProblem(
                         "no frontend reports its fleet: " + self._problems(), TOKEN_HINT
                     )
-                late = all(one.timed_out for one in self._readings)
+                late = all(reading.timed_out for reading in self._readings)
                 raise (TimedOut if late else Unreachable)(
                     "no frontend reports its fleet: " + self._problems(),
                     "dynctl version --frontend URL shows what answers there\n"
                     "for a live Dynamo name its discovery backend: "
                     "--discovery etcd --etcd-endpoints ..",
                 )
-            await asyncio.gather(*(self._read_first_decisions(one) for one in self._readings))
+            await asyncio.gather(
+                *(self._read_first_decisions(reading) for reading in self._readings)
+            )
         except BaseException:
             await self._client.aclose()
             raise
-        for one in self._readings:
-            work = partial(self._follow_decisions, one)
-            self._tasks.start("decision feed", work, one.reader.name)
+        for reading in self._readings:
+            work = partial(self._follow_decisions, reading)
+            self._tasks.start("decision feed", work, reading.reader.name)
         return self
 
     async def __aexit__(
@@ -113,14 +115,14 @@ class LiveFrontends(LiveSource):
 
     async def snapshot(self) -> Snapshot:
         await self._read_all()
-        failed = all(one.problem for one in self._readings)
+        failed = all(reading.problem for reading in self._readings)
         problem = self._problems() if failed else ""
         return frontend_snapshot(self._readings, self.title, self._wall(), problem)
 
     async def follow_decisions(self, query: DecisionQuery) -> AsyncGenerator[DecisionReport]:
         """Those of all frontends; each one filters its own."""
         cursors: dict[str, _Cursors] = {}
-        first = await asyncio.gather(*(self._page(one, query, cursors) for one in self._feeds))
+        first = await asyncio.gather(*(self._page(feed, query, cursors) for feed in self._feeds))
         pages = [page for page in first if page is not None]
         known = [one for _, one in pages]
         if not known:
@@ -184,8 +186,8 @@ class LiveFrontends(LiveSource):
 
     async def set_thresholds(self, model: str, values: ThresholdValues) -> Thresholds:
         after = await super().set_thresholds(model, values)
-        for one in self._readings:
-            one.settings_changed()
+        for reading in self._readings:
+            reading.settings_changed()
         return after
 
     async def read_index(self, worker: WorkerRow | None) -> str:
@@ -194,10 +196,10 @@ class LiveFrontends(LiveSource):
     # -- inside ----------------------------------------------------------------------------
 
     def _problems(self) -> str:
-        return "; ".join(f"{one.reader.name}: {one.problem}" for one in self._readings)
+        return "; ".join(f"{reading.reader.name}: {reading.problem}" for reading in self._readings)
 
     async def _read_all(self) -> None:
-        await asyncio.gather(*(self._read(one) for one in self._readings))
+        await asyncio.gather(*(self._read(reading) for reading in self._readings))
 
     async def _read(self, one: FrontendReadings) -> None:
         try:

@@ -38,7 +38,7 @@ def frontend_snapshot(
 ) -> Snapshot:
     """One snapshot of all frontends. Cards are the first frontend's; loads are added up where each
     router counts its own requests only."""
-    read = [one for one in frontends if one.load is not None]
+    read = [frontend for frontend in frontends if frontend.load is not None]
     answering = [one for one in read if not one.problem]
     known = answering or read
     loads = [one.load for one in known if one.load is not None]
@@ -54,7 +54,7 @@ def frontend_snapshot(
         workers=workers,
         decisions=tuple(newest_first(known)),
         missed=sum(one.missed for one in known),
-        restarts=sum(one.restarts for one in frontends),
+        restarts=sum(frontend.restarts for frontend in frontends),
         meters=_meters(known),
         alerts=tuple(
             condition_alert(row.code, row.subject, row.message, row.since)
@@ -95,17 +95,19 @@ def _header(
 def _parts(
     known: Sequence[FrontendReadings], first: FrontendReadings, workers: Sequence[WorkerRow]
 ) -> dict[str, Part]:
-    names = " + ".join(one.reader.name for one in known)
-    here = Part(names, min(one.read_at for one in known if one.read_at is not None))
+    names = " + ".join(readings.reader.name for readings in known)
+    here = Part(names, min(readings.read_at for readings in known if readings.read_at is not None))
     parts = dict.fromkeys(("workers", "load", "index", "waiting", "transfers"), here)
     parts["decisions"] = here
     parts["thresholds"] = parts["settings"] = Part(first.reader.name, first.read_at)
-    on = any(one.load is not None and one.load.queue is not UNSET for one in known)
+    on = any(readings.load is not None and readings.load.queue is not UNSET for readings in known)
     parts["queue"] = here if on else Part(names, unknown=_NO_QUEUE)
-    refused = next((one.decisions_refused for one in known if one.decisions_refused), "")
+    refused = next(
+        (readings.decisions_refused for readings in known if readings.decisions_refused), ""
+    )
     if refused:
         parts["decisions"] = Part(names, unknown=refused, provide="give --token, or DYNCTL_TOKEN")
-    elif all(one.kept_bytes == 0 for one in known):
+    elif all(readings.kept_bytes == 0 for readings in known):
         parts["decisions"] = Part(names, unknown=_NO_DECISIONS, provide=KEEP_DECISIONS)
     ranks = [rank for row in workers for rank in row.ranks]
     if ranks and all(rank.reported.waiting_requests is None for rank in ranks):
@@ -121,11 +123,13 @@ def _added(known: Sequence[FrontendReadings]) -> list[WorkerRow]:
     rows = known[0].rows
     if len(known) == 1:
         return rows
-    shared = all(one.load is not None and one.load.replicas is not UNSET for one in known)
+    shared = all(
+        readings.load is not None and readings.load.replicas is not UNSET for readings in known
+    )
     joined = max if shared else sum
     others: dict[tuple[int, int], list[RankRow]] = defaultdict(list)
-    for one in known[1:]:
-        for row in one.rows:
+    for readings in known[1:]:
+        for row in readings.rows:
             for rank in row.ranks:
                 others[row.worker_id, rank.dp_rank].append(rank)
     return [
@@ -153,15 +157,15 @@ def _rank(
 
 
 def _traffic(loads: Sequence[FleetLoad]) -> Traffic | UnsetType:
-    known = [one.traffic for one in loads if not isinstance(one.traffic, UnsetType)]
+    known = [load.traffic for load in loads if not isinstance(load.traffic, UnsetType)]
     return sum(known[1:], known[0]) if known else UNSET
 
 
 def _meters(known: Sequence[FrontendReadings]) -> tuple[Meter, ...]:
     """The newest of each preferred domain."""
     newest: dict[tuple[str, str], Meter] = {}
-    for one in known:
-        for key, meter in one.meters.items():
+    for readings in known:
+        for key, meter in readings.meters.items():
             if key not in newest or newest[key].at < meter.at:
                 newest[key] = meter
     return tuple(newest[key] for key in sorted(newest))
@@ -169,8 +173,8 @@ def _meters(known: Sequence[FrontendReadings]) -> tuple[Meter, ...]:
 
 def _transfers(known: Sequence[FrontendReadings]) -> tuple[Transfer, ...]:
     sums: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
-    for one in known:
-        for row in one.load.transfers if one.load is not None else ():
+    for readings in known:
+        for row in readings.load.transfers if readings.load is not None else ():
             sums[row.domain, row.value][0] += row.local
             sums[row.domain, row.value][1] += row.crossing
     return tuple(Transfer(*key, *sums[key]) for key in sorted(sums))
@@ -311,7 +315,7 @@ class FrontendReadings:
 
 def newest_first(frontends: Iterable[FrontendReadings], most: int = KEPT) -> list[DecisionLine]:
     """The decisions of all frontends."""
-    return list(islice(newest(*(one.lines for one in frontends)), most))
+    return list(islice(newest(*(frontend.lines for frontend in frontends)), most))
 
 
 def newest(*sources: Iterable[DecisionLine]) -> Iterator[DecisionLine]:

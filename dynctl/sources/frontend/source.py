@@ -106,7 +106,9 @@ class FrontendSource:
     def cordon(self, worker: str, *, cordoned: bool, dry_run: bool = False) -> CordonChange:
         """Take a worker out of routing on every frontend, or put it back; ``worker``: a name or
         id, or its unique end. Where one frontend fails, the others are set back."""
-        known = {row.worker_id: row for one in reversed(self.clients) for row in one.workers()}
+        known = {
+            row.worker_id: row for client in reversed(self.clients) for row in client.workers()
+        }
         wanted = resolve_worker(worker, [(row.worker_id, row.name) for row in known.values()])
         row = known[wanted]
         if not dry_run:
@@ -141,8 +143,8 @@ class FrontendSource:
                     "the worker was uncordoned",
                     f"dynctl workers drain {worker} begins again",
                 )
-        shared = any(not isinstance(one.replicas, UnsetType) for one in answers)
-        return _running([one.workers for one in answers], worker, shared=shared)
+        shared = any(not isinstance(answer.replicas, UnsetType) for answer in answers)
+        return _running([answer.workers for answer in answers], worker, shared=shared)
 
     def add(self, body: Mapping[str, Any], *, dry_run: bool = False) -> WorkerChange:
         """Register a worker on every frontend; ``body`` as of ``POST /v1/workers``, with its name.
@@ -242,13 +244,13 @@ class FrontendSource:
 
     def recent_decisions(self, limit: int) -> list[RouteResult] | None:
         """Those of all replicas that respond, ``limit`` of each."""
-        found: list[RouteResult] = []
+        decisions: list[RouteResult] = []
         for client in self.clients:
             with suppress(Unreachable, UsageProblem):
                 # A decision may be dropped from the memory after it was listed.
                 rows = client.recent_decisions(limit)
-                found += [client.decision(row.id) for row in rows]
-        return found
+                decisions += [client.decision(row.id) for row in rows]
+        return decisions
 
     def _last_decision(self) -> RouteResult:
         rows = [

@@ -86,11 +86,11 @@ def read_condition(text: str) -> Condition:
     if not share and not 0 < at < 1:
         raise UsageProblem(f"--revert-if {text!r}: expected p1 to p99.9", _EXAMPLES)
     signal = kind or name
-    found = Condition(text.strip(), signal, at, relation[0] == ">", len(relation) == 1, limit)
-    if not found.breached(math.inf if not share else 1.0) and not found.breached(0.0):
+    condition = Condition(text.strip(), signal, at, relation[0] == ">", len(relation) == 1, limit)
+    if not condition.breached(math.inf if not share else 1.0) and not condition.breached(0.0):
         values = "a share is from 0 to 100 %" if share else "a time is at least 0"
         raise UsageProblem(f"--revert-if {text!r}: {values}, so this never reverts", _EXAMPLES)
-    return found
+    return condition
 
 
 def read_conditions(texts: Sequence[str]) -> list[Condition]:
@@ -192,7 +192,7 @@ class Canary:
         self._ended = ended
         self._began = clock()
         self._silent = min(SILENT_S, max(seconds / 4, 2 * EVERY_S))
-        self._watched = [_Watched(one, answered=self._began) for one in replicas]
+        self._watched = [_Watched(replica, answered=self._began) for replica in replicas]
 
     def begin(self) -> None:
         """Read the counters before the thresholds change. Raises UsageProblem where a replica
@@ -308,7 +308,7 @@ class Canary:
     def _measured(self, starts: Sequence[RequestTotals]) -> list[Measured]:
         before = _sum(starts)
         after = _sum([one.readings[-1][1] for one in self._watched])
-        return [measure(one, before, after) for one in self._conditions]
+        return [measure(condition, before, after) for condition in self._conditions]
 
     def _breached(self, passed: float, condition: Condition, found: Measured) -> CanaryVerdict:
         assert found.value is not None
@@ -343,9 +343,9 @@ class Canary:
 
 def announce(replicas: Sequence[Replica], text: str) -> None:
     """Let each frontend know why its thresholds are set from now on."""
-    for one in replicas:
-        if isinstance(one.holder, HttpFrontend):
-            one.holder.note = text
+    for replica in replicas:
+        if isinstance(replica.holder, HttpFrontend):
+            replica.holder.note = text
 
 
 def shown(condition: Condition, value: float) -> str:

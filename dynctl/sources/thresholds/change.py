@@ -46,7 +46,7 @@ def change_thresholds(
     others keep their new values.
     """
     result = set_everywhere(replicas, model, values, partial=partial)
-    done = [one.replica for one in result.outcomes if one.state == "set"]
+    done = [outcome.replica for outcome in result.outcomes if outcome.state == "set"]
     waited, verdict = None, None
     try:
         if wait_s is not None and done:

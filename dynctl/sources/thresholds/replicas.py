@@ -119,16 +119,16 @@ class SetResult:
 
     @property
     def ok(self) -> bool:
-        return all(one.state == "set" for one in self.outcomes)
+        return all(outcome.state == "set" for outcome in self.outcomes)
 
     @property
     def agree(self) -> bool:
         """Whether all replicas have the same values as each other."""
-        return self.ok or all(one.state in ("failed", "set back") for one in self.outcomes)
+        return self.ok or all(outcome.state in ("failed", "set back") for outcome in self.outcomes)
 
     @property
     def error(self) -> DynctlError | None:
-        return next((one.error for one in self.outcomes if one.error is not None), None)
+        return next((outcome.error for outcome in self.outcomes if outcome.error is not None), None)
 
 
 def read_all(replicas: Sequence[Replica]) -> list[Reading]:
@@ -145,9 +145,10 @@ def read_all(replicas: Sequence[Replica]) -> list[Reading]:
 
 def serving(readings: Sequence[Reading], model: str) -> dict[str, list[Reading]]:
     """Group -> its readings, for groups with at least one replica that serves the model."""
-    groups = {one.replica.group for one in readings if model in one.thresholds}
+    groups = {reading.replica.group for reading in readings if model in reading.thresholds}
     return {
-        group: [one for one in readings if one.replica.group == group] for group in sorted(groups)
+        group: [reading for reading in readings if reading.replica.group == group]
+        for group in sorted(groups)
     }
 
 
@@ -164,7 +165,11 @@ def differing(readings: Sequence[Reading], model: str) -> dict[str, list[str]]:
 
 
 def _differing_in_group(readings: Sequence[Reading], model: str) -> dict[str, list[str]]:
-    rows = {one.replica.name: one.thresholds.get(model) for one in readings if one.error is None}
+    rows = {
+        reading.replica.name: reading.thresholds.get(model)
+        for reading in readings
+        if reading.error is None
+    }
     found: dict[str, list[str]] = {}
     for name in THRESHOLD_SETTINGS:
         values = {one: "absent" if row is None else row.get(name) for one, row in rows.items()}
@@ -191,12 +196,12 @@ def set_everywhere(
         if outcome.state != "failed" and not stopped:
             outcomes[at] = _written(outcome, model, values)
             stopped = outcomes[at].state == "failed" and not partial
-    outcomes = [_verified(one, model, values) for one in outcomes]
+    outcomes = [_verified(outcome, model, values) for outcome in outcomes]
     only = outcomes[0]
     if len(outcomes) == 1 and only.error is not None and only.after == only.before:
         raise only.error
-    if not partial and any(one.state == "failed" for one in outcomes):
-        outcomes = [_set_back(one, model, values) for one in outcomes]
+    if not partial and any(outcome.state == "failed" for outcome in outcomes):
+        outcomes = [_set_back(outcome, model, values) for outcome in outcomes]
     return SetResult(tuple(outcomes), dict(values))
 
 
@@ -209,8 +214,8 @@ def set_back(result: SetResult, model: str) -> SetResult:
 
 def failure(result: SetResult, *, partial: bool) -> DynctlError:
     """The error for thresholds that were not set on every replica."""
-    done = sum(one.state == "set" for one in result.outcomes)
-    stuck = [one.replica.name for one in result.outcomes if one.state == "left over"]
+    done = sum(outcome.state == "set" for outcome in result.outcomes)
+    stuck = [outcome.replica.name for outcome in result.outcomes if outcome.state == "left over"]
     reasons = _reasons(result.outcomes)
     message = f"thresholds were set on {done} of {len(result.outcomes)} frontends: {reasons}"
     if stuck:
@@ -228,7 +233,7 @@ def set_on_all(holders: Sequence[NamedHolder], model: str, values: ThresholdValu
 
     Raises DynctlError.
     """
-    result = set_everywhere([Replica(one.url, one) for one in holders], model, values)
+    result = set_everywhere([Replica(holder.url, holder) for holder in holders], model, values)
     if not result.ok:
         raise failure(result, partial=False)
     return dict(result.outcomes[0].after or {})
@@ -245,11 +250,11 @@ def at_once(call: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
 def _reasons(outcomes: Sequence[Outcome]) -> str:
     """The failed replicas and their errors; most errors contain the address already."""
     reasons = []
-    for one in outcomes:
-        if one.error is not None:
-            text = one.error.message
-            named = one.replica.name in text
-            reasons.append(text if named else f"{one.replica.name}: {text}")
+    for outcome in outcomes:
+        if outcome.error is not None:
+            text = outcome.error.message
+            named = outcome.replica.name in text
+            reasons.append(text if named else f"{outcome.replica.name}: {text}")
     return "; ".join(reasons)
 
 
@@ -305,7 +310,7 @@ def _verified(outcome: Outcome, model: str, values: ThresholdValues) -> Outcome:
     except DynctlError as lost:
         return Outcome(outcome.replica, "failed", before, None, error or lost)
     if error is None and (after is None or not _holds(after, values)):
-        name = next((one for one in values if after and after.get(one) != values[one]), "")
+        name = next((value for value in values if after and after.get(value) != values[value]), "")
         now = (
             "the model is not served any more" if after is None else f"{name} is {after.get(name)}"
         )

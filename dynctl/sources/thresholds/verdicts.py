@@ -92,7 +92,10 @@ def _read_one(replica: Replica, model: str, values: ThresholdValues) -> Acting:
         if stored:
             return Acting(tuple(f"{name}: {key} is {present.get(key)}" for key in stored))
         rows = [row for row in replica.workers() if row.model == model]
-        judged = {one.worker.worker_id: one.judged for one in rank_signals(rows, model, present)}
+        judged = {
+            rank_signal.worker.worker_id: rank_signal.judged
+            for rank_signal in rank_signals(rows, model, present)
+        }
     except DynctlError as error:
         return Acting((error.message if name in error.message else f"{name}: {error.message}",))
     if replica.probe is None:

@@ -53,9 +53,9 @@ def read_state(replica: Replica, wall: Callable[[], float] = time.time) -> Repli
         rows = replica.workers()
         ranks = {}
         for model, values in thresholds.items():
-            for one in rank_signals(rows, model, values):
-                row = one.judged if replica.probe is not None else one.worker
-                rank = next(it for it in row.ranks if it.dp_rank == one.rank.dp_rank)
+            for rank_signal in rank_signals(rows, model, values):
+                row = rank_signal.judged if replica.probe is not None else rank_signal.worker
+                rank = next(it for it in row.ranks if it.dp_rank == rank_signal.rank.dp_rank)
                 why = rank.busy_reasons[0] if rank.busy_reasons else "under every threshold"
                 ranks[model, row.worker_id, rank.dp_rank] = RankState(row.name, rank.busy, why)
         return ReplicaState(replica, wall(), thresholds, ranks)
@@ -67,10 +67,10 @@ class Changes:
     """Turns readings into events. ``first``: the state at the start."""
 
     def __init__(self, first: Sequence[ReplicaState]) -> None:
-        self._order = [one.replica.name for one in first]
-        self._last = {one.replica.name: one for one in first}
+        self._order = [state.replica.name for state in first]
+        self._last = {state.replica.name: state for state in first}
         #: The last successful reading, kept while the replica does not answer.
-        self._known = {one.replica.name: one for one in first if one.error is None}
+        self._known = {state.replica.name: state for state in first if state.error is None}
         self._differ = {model: bool(differ) for model, differ in self._differing().items()}
 
     def take(self, now: ReplicaState) -> list[ThresholdEvent]:
@@ -90,8 +90,8 @@ class Changes:
 
     def _differing(self) -> dict[str, dict[str, list[str]]]:
         states = [self._known[name] for name in self._order if name in self._known]
-        readings = [Reading(one.replica, one.thresholds) for one in states]
-        models = sorted({model for one in states for model in one.thresholds})
+        readings = [Reading(state.replica, state.thresholds) for state in states]
+        models = sorted({model for state in states for model in state.thresholds})
         return {model: differing(readings, model) for model in models}
 
     def _agreement(self, now: ReplicaState) -> Iterator[ThresholdEvent]:
