@@ -199,7 +199,7 @@ def test_a_dynamo_without_readiness(frontend, dynamo):
 
 
 def test_metrics(frontend):
-    metrics = frontend.administration.metrics()
+    metrics = frontend.metrics()
     assert metrics.kv_routing is True
     assert metrics.rank_loads == {(2324035517153284872, 0): RankLoad(0, 0, "decode")}
 
@@ -207,7 +207,7 @@ def test_metrics(frontend):
 def test_metrics_of_something_else(frontend, dynamo):
     dynamo.answer("/metrics", b"<html>\n")
     with pytest.raises(Unreachable, match="not as a Dynamo frontend does: metrics line 1"):
-        frontend.administration.metrics()
+        frontend.metrics()
 
 
 # -- busy thresholds -------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ def test_an_answer_that_drips_is_not_waited_for(frontend, dynamo):
 def test_an_answer_that_is_too_long(frontend, monkeypatch):
     monkeypatch.setattr(DynamoFrontend, "max_bytes", 1000)
     with pytest.raises(Unreachable, match="the response is over 1,000 bytes"):
-        frontend.administration.metrics()
+        frontend.metrics()
 
 
 @pytest.mark.parametrize(
