@@ -93,7 +93,7 @@ class FileDiscovery:
         interrupted = False
         while not self._closed.is_set():
             try:
-                found = await self._scan(store or _Store())
+                scan = await self._scan(store or _Store())
             except _Unreadable as error:
                 store = None
                 if not interrupted:
@@ -102,13 +102,13 @@ class FileDiscovery:
             else:
                 if store is None:
                     interrupted = False
-                    yield Listed(found.put)
+                    yield Listed(scan.put)
                 else:
-                    for key in found.gone:
+                    for key in scan.gone:
                         yield Deleted(key)
-                    for entry in found.put:
+                    for entry in scan.put:
                         yield Put(entry)
-                store = found.store
+                store = scan.store
             try:
                 await asyncio.wait_for(self._closed.wait(), self._poll_s)
             except TimeoutError:

@@ -44,16 +44,21 @@ class AlertBoard:
     def alerts(self, snapshot: Snapshot, shown: TopologyShow) -> tuple[Alert, ...]:
         """All alerts, failures first, then the newest. ``shown``: by the transfer domain."""
         refused = {alert.subject for alert in snapshot.alerts if alert.code == MODEL_NOT_SERVED}
-        found = list(_once([*snapshot.alerts, *capacity_alerts(shown, refused)]))
+        alerts = list(_once([*snapshot.alerts, *capacity_alerts(shown, refused)]))
         since: dict[tuple[str, str], float | None] = {}
-        for one in found:
-            key = (one.code, one.subject)
+        for alert in alerts:
+            key = (alert.code, alert.subject)
             # An alert of the first snapshot began at an unknown time.
             seen = self._since.get(key, snapshot.at if self._has_snapshot else None)
-            since[key] = one.since or seen
+            since[key] = alert.since or seen
         self._since, self._has_snapshot = since, True
-        dated = [msgspec.structs.replace(one, since=since[one.code, one.subject]) for one in found]
-        dated.sort(key=lambda one: (_LEVELS.index(one.level), -(one.since or 0.0), one.subject))
+        dated = [
+            msgspec.structs.replace(alert, since=since[alert.code, alert.subject])
+            for alert in alerts
+        ]
+        dated.sort(
+            key=lambda alert: (_LEVELS.index(alert.level), -(alert.since or 0.0), alert.subject)
+        )
         return tuple(dated)
 
 

@@ -86,10 +86,10 @@ def _compare_frontends(
     )
 
 
-def _expect(title: str, compares: str, found: str) -> None:
-    if compares != found:
-        what = "tokens that engines reuse" if found == "reuse" else "choices of Dynamo's frontends"
-        raise UsageProblem(f"{title}: it compares {what}", f"use: {_COMMANDS[found]}")
+def _expect(title: str, compares: str, actual: str) -> None:
+    if compares != actual:
+        what = "tokens that engines reuse" if actual == "reuse" else "choices of Dynamo's frontends"
+        raise UsageProblem(f"{title}: it compares {what}", f"use: {_COMMANDS[actual]}")
 
 
 async def _follow_dynamo(

@@ -210,7 +210,9 @@ class DryRun:
     def _without_duration(self) -> list[str]:
         """The model's workers with active prefill whose predicted duration is not known."""
         slots = {
-            one.slot for one in self._router.load if one.prefill_tokens and one.predicted_s is None
+            rank.slot
+            for rank in self._router.load
+            if rank.prefill_tokens and rank.predicted_s is None
         }
         of = self._router.registry.worker
         serving = {worker.worker_id for worker in self._workers}
@@ -279,8 +281,12 @@ class DryRun:
         doubts = [*view.doubts, *self.doubts]
         if "router_mode" in known:
             # Those of the view are about another mode.
-            doubts = [one for one in doubts if one.code not in _OF_MODE or one in self.doubts]
-        if not any(one.code == "DYR0705" for one in doubts):
+            doubts = [
+                known_doubt
+                for known_doubt in doubts
+                if known_doubt.code not in _OF_MODE or known_doubt in self.doubts
+            ]
+        if not any(known_doubt.code == "DYR0705" for known_doubt in doubts):
             doubts += index_doubts(router, plan)
         doubts += self._request_doubts(request, plan)
         result = route_result(
@@ -338,7 +344,7 @@ class DryRun:
             notes=() if prompt.not_modelled is None else (prompt.not_modelled,),
             lora_name=self.lora,
             salted=self._salt() is not None,
-            more_hashes=tuple(self.hashes(worker_set, one).sequence for one in prompt.more),
+            more_hashes=tuple(self.hashes(worker_set, tokens).sequence for tokens in prompt.more),
             priority=hints.priority or 0,
             strict_priority=hints.strict_priority or 0,
             arrived_at=self._view.now,
@@ -421,7 +427,7 @@ class DryRun:
             prompts = prompts[:1]
         known = not_modelled is None and all(prompt.token_ids is not None for prompt in prompts)
         tokenizer = None if known or not_modelled is not None else self._tokenizer()
-        found: list[list[int]] = []
+        token_lists: list[list[int]] = []
         for prompt in prompts if not_modelled is None else ():
             try:
                 if prompt.token_ids is not None:
@@ -439,9 +445,9 @@ class DryRun:
             if ids is None:
                 not_modelled = prompt.engine_only or NOT_MODELLED
                 break
-            found.append(list(ids))
+            token_lists.append(list(ids))
         if not_modelled is None:
-            return _Prompt(found[0], sum(map(len, found)), None, tuple(found[1:]))
+            return _Prompt(token_lists[0], sum(map(len, token_lists)), None, tuple(token_lists[1:]))
         self._note(doubt("DYR0704", why=not_modelled))
         return _Prompt([], sum(map(estimate_tokens, prompts)), not_modelled)
 
@@ -486,9 +492,9 @@ class DryRun:
 
     # -- doubts ----------------------------------------------------------------------------
 
-    def _note(self, found: Doubt) -> None:
-        if found not in self.doubts:
-            self.doubts.append(found)
+    def _note(self, new: Doubt) -> None:
+        if new not in self.doubts:
+            self.doubts.append(new)
 
     def _request_doubts(self, request: RoutingRequest, plan: RoutingPlan) -> Iterator[Doubt]:
         """What the request itself makes uncertain."""

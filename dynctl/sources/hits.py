@@ -135,7 +135,7 @@ def of_live(
     if keep is not None:
         return msgspec.structs.replace(report, source=f"{title}, kept in {keep}")
     # What was recorded is gone when the command ends, so nothing can be replayed.
-    largest = [msgspec.structs.replace(one, replay=[]) for one in report.largest]
+    largest = [msgspec.structs.replace(cause, replay=[]) for cause in report.largest]
     return msgspec.structs.replace(report, source=title, largest=largest)
 
 
@@ -182,7 +182,7 @@ def _observed(options: GlobalOptions, urls: Sequence[str], seconds: int, path: P
 
 def _of_recordings(opened: Sequence[RecordingFile], query: HitsQuery) -> HitsReport:
     ladder = Ladder(by=query.by, window=_window(opened, query))
-    streams = [_numbered(one, number) for number, one in enumerate(opened)]
+    streams = [_numbered(recording, number) for number, recording in enumerate(opened)]
     for _, number, record in merge(*streams, key=lambda item: item[0]):
         ladder.take(record, number)
     again = ladder.repeated()
@@ -288,16 +288,18 @@ def _with_replays(
 
 def _nothing_to_judge(report: HitsReport, opened: Sequence[RecordingFile]) -> UsageProblem:
     """What the recordings lack."""
-    found = [f"{n:,} {reason}" for reason, n in report.skipped.items()]
-    found += [f"{file.path} is cut at byte {file.cut:,}" for file in opened if file.cut is not None]
-    found += [
+    reasons = [f"{n:,} {reason}" for reason, n in report.skipped.items()]
+    reasons += [
+        f"{file.path} is cut at byte {file.cut:,}" for file in opened if file.cut is not None
+    ]
+    reasons += [
         f"{file.path} has no records" for file in opened if next(file.headers(), None) is None
     ]
     hint = "expected requests with their decisions: dynctl record --show FILE counts what it has"
     if any(NO_PROMPT_HASHES in reason for reason in report.skipped):
         hint = "record a frontend of dynctl, or a Dynamo whose workers compute prompt and answer"
     return UsageProblem(
-        f"{report.source}: no whole request to judge{': ' if found else ''}{', '.join(found)}",
+        f"{report.source}: no whole request to judge{': ' if reasons else ''}{', '.join(reasons)}",
         hint,
     )
 

@@ -68,10 +68,10 @@ def expect_no_place(options: GlobalOptions) -> None:
             "default address",
             WAYS,
         )
-    found = places_without_source(options)
-    if found is None:
+    unread = places_without_source(options)
+    if unread is None:
         return
-    name, keys = found
+    name, keys = unread
     raise UsageProblem(
         f"context {name} has {' and '.join(keys)} and names no source: without one they have no "
         f"effect on {DEFAULT_FRONTEND}, the default address",

@@ -115,7 +115,7 @@ class DecisionQuery:
 
     def keeps(self, line: DecisionLine) -> bool:
         """Whether a decision matches, as far as its source reports it."""
-        refs = [one.worker for one in (line.prefill, line.decode) if one is not None]
+        refs = [hop.worker for hop in (line.prefill, line.decode) if hop is not None]
         return (
             (not self.refused or line.refused)
             and self._keeps_response(line)

@@ -347,15 +347,15 @@ class RecordedMoment(ViewSource):
             played.decisions.extendleft(reversed(found[-room:] if room else []))
 
     def _decision(self, wanted: str | None) -> RouteResult:
-        found = self._find(wanted)
-        response = self._response(found)
-        if found.document:
-            kept = decode(found.document, PastDecision)
+        decided = self._find(wanted)
+        response = self._response(decided)
+        if decided.document:
+            kept = decode(decided.document, PastDecision)
             return msgspec.structs.replace(kept, response=response)
-        playback, arrived = self._before(found)
+        playback, arrived = self._before(decided)
         router = playback.router
         if arrived is None or router is None:
-            return self._bare(found, "its request is not in the recording")
+            return self._bare(decided, "its request is not in the recording")
         request = request_of(arrived)
         start = self.playback.start
         of_dynamo = start is not None and start.source in OF_DYNAMO
@@ -365,10 +365,10 @@ class RecordedMoment(ViewSource):
         if router.tiers.mask and request.sequence_hashes:
             local = local_hashes_below(router, request.sequence_hashes)
             request = replace(request, local_hashes=local)
-        router.advance(found.at)
+        router.advance(decided.at)
         again = router.plan(request, detail=True)
         chosen = tuple(None if hop is None else hop.ref for hop in (again.prefill, again.decode))
-        wanted_refs = (found.prefill, found.decode)
+        wanted_refs = (decided.prefill, decided.decode)
         same = all(
             (None if ref is None else tuple(ref)) == was
             for ref, was in zip(chosen, wanted_refs, strict=True)
@@ -380,7 +380,7 @@ class RecordedMoment(ViewSource):
             router,
             request,
             again,
-            now=found.at,
+            now=decided.at,
             preset=None,
             assumptions=request.notes,
             doubts=doubts,
@@ -388,7 +388,7 @@ class RecordedMoment(ViewSource):
         if of_dynamo:
             # Its events have the number of tokens, also without their hashes.
             result = msgspec.structs.replace(result, tokens_estimated=False)
-        names = self._names(found, router)
+        names = self._names(decided, router)
         if not request.overlap_modelled:
             note = (
                 "explained by routing again on the recorded state; whether the choice is the same "
@@ -402,32 +402,32 @@ class RecordedMoment(ViewSource):
                 f"recorded choice is {names} (a tie, or a draw)"
             )
         fields = field_values(result) | {"assumptions": [*result.assumptions, note]}
-        return PastDecision(**fields, at=found.at, whole=True, response=response)
+        return PastDecision(**fields, at=decided.at, whole=True, response=response)
 
-    def _response(self, found: Decided) -> ClientResponse:
+    def _response(self, decided: Decided) -> ClientResponse:
         """What the client got, up to the moment; of a request that ended before it was decided for
         the last time, that is what the first records say."""
         for header in self._headers:
-            if header.last < found.at or header.first > self.at:
+            if header.last < decided.at or header.first > self.at:
                 continue
             for record in self.file.records(header):
-                if isinstance(record, Finished) and record.id == found.id:
+                if isinstance(record, Finished) and record.id == decided.id:
                     return response_of(record) if record.at <= self.at else RUNNING
-        return self.playback.response(found)
+        return self.playback.response(decided)
 
-    def _bare(self, found: Decided, why: str) -> RouteResult:
+    def _bare(self, decided: Decided, why: str) -> RouteResult:
         raise UsageProblem(
-            f"{self.title}: decision {found.id} of {time_text(found.at)} chose "
-            f"{self._names(found, self.router)}, and cannot be explained: {why}"
+            f"{self.title}: decision {decided.id} of {time_text(decided.at)} chose "
+            f"{self._names(decided, self.router)}, and cannot be explained: {why}"
         )
 
-    def _names(self, found: Decided, router: Router) -> str:
+    def _names(self, decided: Decided, router: Router) -> str:
         names = []
-        for ref in (found.prefill, found.decode):
+        for ref in (decided.prefill, decided.decode):
             worker = None if ref is None else router.registry.get(ref[0])
             if ref is not None:
                 names.append(worker.name if worker is not None else f"{ref[0]:x}")
-        return " then ".join(names) or found.outcome
+        return " then ".join(names) or decided.outcome
 
     def _find(self, wanted: str | None) -> Decided:
         """The last decision with this id, or with this end of its id."""
@@ -453,20 +453,20 @@ class RecordedMoment(ViewSource):
             )
         return next(iter(last.values()))
 
-    def _before(self, found: Decided) -> tuple[Playback, Arrived | None]:
+    def _before(self, decided: Decided) -> tuple[Playback, Arrived | None]:
         """The router just before a decision was booked, and its request."""
-        starts = [i for i, h in enumerate(self._headers) if h.starts and h.first <= found.at]
+        starts = [i for i, h in enumerate(self._headers) if h.starts and h.first <= decided.at]
         # The request may have arrived before the last state, if it waited.
         for place in reversed(starts):
             played, arrived = Playback(), None
             for record in self._records(self._headers[place:]):
-                if isinstance(record, Arrived) and record.id == found.id:
+                if isinstance(record, Arrived) and record.id == decided.id:
                     arrived = record
                 booked = isinstance(record, Changed) and isinstance(record.change, Booked)
-                mine = booked and record.change.request_id == found.id  # type: ignore[union-attr]
-                if arrived is not None and (mine or record == found):
+                mine = booked and record.change.request_id == decided.id  # type: ignore[union-attr]
+                if arrived is not None and (mine or record == decided):
                     return played, arrived
-                if record.at > found.at:
+                if record.at > decided.at:
                     break
                 played.take(record)
         return Playback(), None
@@ -589,7 +589,7 @@ def _lines(played: Playback, router: Router, source: str) -> Iterator[DecisionLi
 
 
 def _line(
-    one: Decided,
+    decided: Decided,
     router: Router,
     source: str,
     prompt: tuple[int | None, bool],
@@ -606,27 +606,27 @@ def _line(
             return Ref(f"{pair[0]:x}", *pair), {}
         return Ref(worker.name, *pair), dict(worker.domains)
 
-    prefill, prefill_domains = ref(one.prefill)
-    decode, domains = ref(one.decode)
-    final = None if one.decode is None else router.registry.get(one.decode[0])
+    prefill, prefill_domains = ref(decided.prefill)
+    decode, domains = ref(decided.decode)
+    final = None if decided.decode is None else router.registry.get(decided.decode[0])
     stage = "prefill" if final is None else final.role.value
-    refused = one.outcome != "selected"
+    refused = decided.outcome != "selected"
     return DecisionLine(
-        id=one.id,
-        at=one.at,
+        id=decided.id,
+        at=decided.at,
         source=source,
-        model=one.model,
-        outcome=one.outcome,
+        model=decided.model,
+        outcome=decided.outcome,
         stage="decode" if final is not None and final.role is Role.DECODE else stage,
         prefill=prefill,
         decode=decode,
         prefill_domains=prefill_domains,
         domains=domains,
         blocks=blocks,
-        cached_blocks=None if one.cached_blocks is None else int(one.cached_blocks),
-        margin=one.margin,
-        cost=one.cost,
-        message=one.why if refused else None,
+        cached_blocks=None if decided.cached_blocks is None else int(decided.cached_blocks),
+        margin=decided.margin,
+        cost=decided.cost,
+        message=decided.why if refused else None,
         tokens_estimated=estimated,
         response=response,
     )

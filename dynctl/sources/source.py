@@ -148,9 +148,9 @@ class LiveSource:
             fresh = [
                 decision for decision in shown.decisions if (decision.id, decision.at) not in seen
             ]
-            found = [one for one in fresh if query.keeps(one)]
+            new = [line for line in fresh if query.keeps(line)]
             if shown.decisions:
-                yield DecisionReport(self.title, found if seen else found[: query.limit])
+                yield DecisionReport(self.title, new if seen else new[: query.limit])
             else:
                 part = shown.parts.get("decisions")
                 yield DecisionReport(self.title if part is None else part.source, [], kept=0)

@@ -384,7 +384,7 @@ class _Worker:
 
     def best(self, most: int) -> "_WorkerConnection | None":
         """The connection for the next request; None: open another one."""
-        found = min(self.open, key=lambda one: one.pending, default=None)
+        found = min(self.open, key=lambda connection: connection.pending, default=None)
         full = len(self.open) >= most
         return found if found is not None and (full or not found.pending) else None
 

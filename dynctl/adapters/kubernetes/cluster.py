@@ -263,10 +263,10 @@ class KubernetesCluster:
         return ClusterEvent(str(kind), body) if kind in _KINDS else None
 
 
-def _metadata(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    metadata = found.get("metadata")
+def _metadata(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    metadata = item.get("metadata")
     return metadata if isinstance(metadata, Mapping) else {}
 
 
-def _marked(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {**found, "metadata": {**_metadata(found), "dynctlRestarted": True}}
+def _marked(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**item, "metadata": {**_metadata(item), "dynctlRestarted": True}}

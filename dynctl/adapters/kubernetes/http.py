@@ -154,15 +154,15 @@ class ApiServer:
     def decoded(self, data: bytes, path: str) -> Mapping[str, Any]:
         """Decode an object. Raises Unreachable if it is not a JSON object."""
         try:
-            found = msgspec.json.decode(data)
+            answer = msgspec.json.decode(data)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-            found = None
-        if not isinstance(found, dict):
+            answer = None
+        if not isinstance(answer, dict):
             raise Unreachable(
                 f"{self.context.server} does not return a JSON object for {path}",
                 f"is that the API server? see context {self.context.name} in the kubeconfig",
             )
-        return found
+        return answer
 
     def refusal(self, status: int, data: bytes, path: str) -> Exception:
         """The error of a response without 2xx; ``data`` is its body."""
@@ -174,13 +174,13 @@ class ApiServer:
                 f"is that the API server? see context {self.context.name} in the kubeconfig",
             )
         try:
-            found = msgspec.json.decode(data)
+            answer = msgspec.json.decode(data)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-            found = None
-        if not isinstance(found, dict) or found.get("kind") != "Status":
+            answer = None
+        if not isinstance(answer, dict) or answer.get("kind") != "Status":
             said = single_line(data.decode(errors="replace")) or "no reason reported"
             return ClusterRefusal(status, "", f"{path}: {said} (HTTP {status})")
-        return refusal_of(found, status, path)
+        return refusal_of(answer, status, path)
 
     def note_date(self, date: str | None) -> None:
         """Keep the Date of a response."""
@@ -362,8 +362,8 @@ def _socket_options() -> list[tuple[int, int, int]]:
     return options
 
 
-def _seconds(found: str | None) -> float | None:
-    return float(found) if found and found.isdecimal() else None
+def _seconds(header: str | None) -> float | None:
+    return float(header) if header and header.isdecimal() else None
 
 
 def _found(error: BaseException, kind: type[Any] | tuple[type[Any], ...]) -> Any:
@@ -371,13 +371,13 @@ def _found(error: BaseException, kind: type[Any] | tuple[type[Any], ...]) -> Any
     seen: set[int] = set()
     waiting: list[Any] = [error]
     while waiting:
-        one = waiting.pop()
-        if not isinstance(one, BaseException) or id(one) in seen:
+        cause = waiting.pop()
+        if not isinstance(cause, BaseException) or id(cause) in seen:
             continue
-        if isinstance(one, kind):
-            return one
-        seen.add(id(one))
-        waiting += [one.__cause__, one.__context__, *one.args, getattr(one, "reason", None)]
+        if isinstance(cause, kind):
+            return cause
+        seen.add(id(cause))
+        waiting += [cause.__cause__, cause.__context__, *cause.args, getattr(cause, "reason", None)]
     return None
 
 

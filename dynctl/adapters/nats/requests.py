@@ -125,14 +125,14 @@ class NatsMessenger:
             self._dialing = asyncio.create_task(self._connect(), name="nats-dial")
         dialing = self._dialing
         try:
-            found = await asyncio.shield(dialing)
+            outcome = await asyncio.shield(dialing)
         except asyncio.CancelledError:
             if not dialing.cancelled():
                 raise
-            found = "was closed"
-        if isinstance(found, str):
-            raise RequestPlaneError(found, "plane")
-        return found
+            outcome = "was closed"
+        if isinstance(outcome, str):
+            raise RequestPlaneError(outcome, "plane")
+        return outcome
 
     # -- inside
 

@@ -98,9 +98,9 @@ class Watch:
         if readable(socket):
             self._wake(True)
 
-    def _wake(self, found: bool) -> None:
+    def _wake(self, readable: bool) -> None:
         if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(found)
+            self._waiting.set_result(readable)
 
 
 def drain(socket: zmq.Socket[bytes]) -> list[list[bytes]]:

@@ -458,7 +458,7 @@ class ZmqKvEvents:
             )
 
     async def _same_process(self, context: zmq.asyncio.Context, last: int) -> bool:
-        found, seq = "nothing", last
+        content, seq = "nothing", last
         proven = self._last_proven()
         async with contextlib.aclosing(self._request_replay(context, last)) as answer:
             async for seq, payload in answer:
@@ -466,9 +466,9 @@ class ZmqKvEvents:
                     self._reconnected = False
                     self._end_doubt()
                     return True
-                found = f"batch {seq} with other content"
+                content = f"batch {seq} with other content"
                 break
-        self._restart(f"replay of batch {last} returned {found}", seq)
+        self._restart(f"replay of batch {last} returned {content}", seq)
         return False
 
     async def _apply_replay(self, context: zmq.asyncio.Context, start: int) -> None:

@@ -139,9 +139,9 @@ class LiveDemo(LiveSource):
         self, since: int, limit: int, wait: int, process: str = "", ends: int | None = None
     ) -> DecisionList:
         memory = self._memory
-        found = memory.recent(limit, since=since)
-        plans = [kept.plan for kept in found]
-        rows = [self._row(kept, plan) for kept, plan in zip(found, plans, strict=True)]
+        recent = memory.recent(limit, since=since)
+        plans = [kept.plan for kept in recent]
+        rows = [self._row(kept, plan) for kept, plan in zip(recent, plans, strict=True)]
         ended = [] if ends is None else memory.ended_since(ends, since, limit)
         return DecisionList(
             with_preferences(rows, plans),

@@ -115,12 +115,12 @@ def _fits(card: ModelCard, facts: ModelFacts) -> bool:
 
 def _difference(card: ModelCard, accepted: ModelCard) -> str:
     """Which fields of a card keep it out of the worker set of the accepted one."""
-    found = [
+    reasons = [
         f"{title} {_tokens(getattr(card, name))} instead of {_tokens(getattr(accepted, name))}"
         for name, title in (("context_length", "context length"), ("block_size", "block size"))
         if getattr(card, name) != getattr(accepted, name)
     ]
-    found += [
+    reasons += [
         f"other {title}"
         for name, title in (
             ("aliases", "aliases"),
@@ -130,7 +130,7 @@ def _difference(card: ModelCard, accepted: ModelCard) -> str:
         )
         if getattr(card, name) != getattr(accepted, name)
     ]
-    return ", ".join(found) or "other model files"
+    return ", ".join(reasons) or "other model files"
 
 
 def _tokens(number: int | None) -> str:

@@ -77,8 +77,8 @@ def frontend_pods(cluster: Cluster, namespace: str | None) -> list[Pod]:
     query = {"labelSelector": f"{COMPONENT_TYPE_LABEL}=frontend"}
     for page in cluster.pages(f"/api/v1{inner}/pods", query):
         read = (pod(mapping(item)) for item in sequence(page.get("items")))
-        pods += [one for one in read if one.ready and not one.deleting]
-    return sorted(pods, key=lambda one: (one.namespace, one.name))
+        pods += [candidate for candidate in read if candidate.ready and not candidate.deleting]
+    return sorted(pods, key=lambda candidate: (candidate.namespace, candidate.name))
 
 
 def pod_log(options: GlobalOptions, name: str) -> list[str]:
@@ -93,23 +93,25 @@ def pod_log(options: GlobalOptions, name: str) -> list[str]:
         namespace = namespaces_of(options, cluster)
         inner = "" if namespace is None else f"/namespaces/{namespace}"
         query = {"fieldSelector": f"metadata.name={name}"}
-        found = [
+        named = [
             pod(mapping(item))
             for page in cluster.pages(f"/api/v1{inner}/pods", query)
             for item in sequence(page.get("items"))
         ]
         where = "any namespace" if namespace is None else f"namespace {namespace}"
-        if not found:
+        if not named:
             raise UsageProblem(f"not read: no pod {name} in {where}", "name another: -n NAMESPACE")
-        if len(found) > 1:
-            spaces = ", ".join(sorted(one.namespace for one in found)[:8])
+        if len(named) > 1:
+            spaces = ", ".join(sorted(target.namespace for target in named)[:8])
             raise UsageProblem(f"not read: pods {name} in {spaces}", "name one: -n NAMESPACE")
-        (one,) = found
-        if one.main is None:
+        (target,) = named
+        if target.main is None:
             raise UsageProblem(f"not read: pod {name} has no container named main")
-        container = one.main.name
+        container = target.main.name
         lines = list(
-            cluster.log_lines(one.namespace, name, container, last=LOG_LINES, max_bytes=_LOG_BYTES)
+            cluster.log_lines(
+                target.namespace, name, container, last=LOG_LINES, max_bytes=_LOG_BYTES
+            )
         )
     except ClusterRefusal as refusal:
         why = lacking(refusal.message) or single_line(refusal.message)
@@ -150,14 +152,16 @@ def cluster_ways(options: GlobalOptions, dynamo_namespace: str | None) -> Iterat
             pods = frontend_pods(cluster, namespaces_of(options, cluster))
             if dynamo_namespace is not None:
                 label, wanted = DYNAMO_NAMESPACE_LABEL, dynamo_namespace
-                pods = [one for one in pods if one.labels.get(label, wanted) == wanted]
-            found = stack.enter_context(reached(cluster, pods[:_MOST_WAYS], way))
-            found = replace(found, beyond=max(0, len(pods) - _MOST_WAYS))
+                pods = [
+                    candidate for candidate in pods if candidate.labels.get(label, wanted) == wanted
+                ]
+            ways = stack.enter_context(reached(cluster, pods[:_MOST_WAYS], way))
+            ways = replace(ways, beyond=max(0, len(pods) - _MOST_WAYS))
         except ClusterRefusal as refusal:
-            found = Reached(
+            ways = Reached(
                 [], direct=way == "direct", refused=lacking(refusal.message) or refusal.message
             )
-        yield found
+        yield ways
 
 
 @contextmanager
@@ -166,18 +170,20 @@ def reached(cluster: Cluster, pods: Sequence[Pod], reach: Reach) -> Iterator[Rea
 
     ``auto`` uses for all pods what works for the first one.
     """
-    names = tuple(f"{one.name}.{one.namespace}" for one in pods)
-    graphs = tuple(_graph(one) for one in pods)
-    spaces = tuple(one.labels.get(DYNAMO_NAMESPACE_LABEL, "") for one in pods)
+    names = tuple(f"{target.name}.{target.namespace}" for target in pods)
+    graphs = tuple(_graph(target) for target in pods)
+    spaces = tuple(target.labels.get(DYNAMO_NAMESPACE_LABEL, "") for target in pods)
     with ExitStack() as open_ways:
         direct = reach == "direct" or (reach == "auto" and bool(pods) and _answers(pods[0]))
         if direct:
-            urls = [_address(one) for one in pods]
+            urls = [_address(target) for target in pods]
             yield Reached(urls, direct=True, names=names, graphs=graphs, spaces=spaces)
             return
         ways = (
-            open_ways.enter_context(cluster.forward(one.namespace, one.name, frontend_port(one)))
-            for one in pods
+            open_ways.enter_context(
+                cluster.forward(target.namespace, target.name, frontend_port(target))
+            )
+            for target in pods
         )
         urls = [f"http://{way}" for way in ways]
         yield Reached(urls, direct=False, names=names, graphs=graphs, spaces=spaces)

@@ -136,17 +136,17 @@ class ReachedFrontends:
         except Unreachable as error:
             # Dynamo before 1.0 has no such path, and a gateway may not pass it on.
             doubts.append(unknown_thresholds(error.message.rstrip(".")))
-        ready = tuple(_readiness(one, models) for one in answering)
+        ready = tuple(_readiness(polled, models) for polled in answering)
         return FrontendReports(metrics, thresholds, tuple(doubts), ready)
 
 
 def _readiness(frontend: DynamoFrontend, models: Sequence[str]) -> dict[str, ModelReadiness]:
     """The models whose readiness the frontend reports."""
-    found = {}
+    readiness = {}
     for model in models:
         with suppress(DynctlError):
-            found[model] = frontend.ready(model)
-    return found
+            readiness[model] = frontend.ready(model)
+    return readiness
 
 
 def _load_unknown(why: str) -> Doubt:
@@ -219,11 +219,15 @@ class PolledFrontends:
         now = self._wall()
         if self._all and abs(now - self._metrics_at) >= METRICS_S:
             self._metrics_at = now
-            await asyncio.gather(*(self._read_metrics(one) for one in self._all))
+            await asyncio.gather(*(self._read_metrics(polled) for polled in self._all))
         if self._all and abs(now - self._thresholds_at) >= THRESHOLDS_S:
             self._thresholds_at = now
-            await asyncio.gather(*(self._read_thresholds(one) for one in self._all))
-            read = [one.thresholds for one in self._all if not isinstance(one.thresholds, Unread)]
+            await asyncio.gather(*(self._read_thresholds(polled) for polled in self._all))
+            read = [
+                polled.thresholds
+                for polled in self._all
+                if not isinstance(polled.thresholds, Unread)
+            ]
             self.thresholds = read[0] if read else {}
 
     def thresholds_changed(self) -> None:
@@ -232,61 +236,68 @@ class PolledFrontends:
 
     def metrics(self) -> list[FrontendMetrics]:
         """Of the frontends that answered the last time."""
-        return [one.metrics for one in self._all if one.metrics is not None and not one.problem]
+        return [
+            polled.metrics
+            for polled in self._all
+            if polled.metrics is not None and not polled.problem
+        ]
 
     def doubts(self) -> list[Doubt]:
         """The frontends that did not answer the last time: their load is unknown."""
-        failed = [one for one in self._all if one.problem]
-        return [_load_unknown(f"{one.url}: {one.problem}; its load is unknown") for one in failed]
+        failed = [polled for polled in self._all if polled.problem]
+        return [
+            _load_unknown(f"{polled.url}: {polled.problem}; its load is unknown")
+            for polled in failed
+        ]
 
     @property
     def problem(self) -> str:
         """Why no frontend can be read; empty where one can."""
-        failed = [f"{one.url}: {one.problem}" for one in self._all if one.problem]
+        failed = [f"{polled.url}: {polled.problem}" for polled in self._all if polled.problem]
         return "; ".join(failed) if len(failed) == len(self._all) else ""
 
     def facts(self) -> tuple[FrontendFacts, ...]:
         """The facts for the health checks."""
         return tuple(
-            FrontendFacts(one.url, Unread(one.problem))
-            if one.problem
+            FrontendFacts(polled.url, Unread(polled.problem))
+            if polled.problem
             else FrontendFacts(
-                one.url,
+                polled.url,
                 "dynamo",
                 version=Unread("not read"),
                 models=Unread("not read"),
-                metrics=one.metrics or Unread("not read yet"),
-                thresholds=one.thresholds,
+                metrics=polled.metrics or Unread("not read yet"),
+                thresholds=polled.thresholds,
             )
-            for one in self._all
+            for polled in self._all
         )
 
-    async def _read_metrics(self, one: _Polled) -> None:
+    async def _read_metrics(self, polled: _Polled) -> None:
         limit = min(READ_S, self._timeout)
         try:
             status, body = await read_response(
-                self._client, f"{one.url}/metrics", DynamoFrontend.max_bytes, limit
+                self._client, f"{polled.url}/metrics", DynamoFrontend.max_bytes, limit
             )
             if status != 200:
-                one.problem = f"/metrics answered {status}"
+                polled.problem = f"/metrics answered {status}"
                 return
-            one.metrics = read_frontend_metrics(body)
-            self.traffic.take(one.url, read_request_totals(body))
-            one.problem = ""
+            polled.metrics = read_frontend_metrics(body)
+            self.traffic.take(polled.url, read_request_totals(body))
+            polled.problem = ""
         except DynctlError as error:
-            one.problem = error.message
+            polled.problem = error.message
         except WireError as error:
-            one.problem = str(error)
+            polled.problem = str(error)
         finally:
-            if one.problem:
-                self.traffic.lost(one.url)
+            if polled.problem:
+                self.traffic.lost(polled.url)
 
-    async def _read_thresholds(self, one: _Polled) -> None:
-        frontend = DynamoFrontend(one.url, min(READ_S, self._timeout))
+    async def _read_thresholds(self, polled: _Polled) -> None:
+        frontend = DynamoFrontend(polled.url, min(READ_S, self._timeout))
         try:
-            one.thresholds = await asyncio.to_thread(frontend.thresholds)
+            polled.thresholds = await asyncio.to_thread(frontend.thresholds)
         except DynctlError as error:
-            one.thresholds = Unread(error.message, error.hint)
+            polled.thresholds = Unread(error.message, error.hint)
 
 
 # -- facts of one frontend -------------------------------------------------------------------------

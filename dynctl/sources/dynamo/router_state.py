@@ -98,9 +98,9 @@ def known_settings(
         values = read_router_config(advertised).values
         known |= {name: (value, _CARDS) for name, value in values.items()}
     for name in THRESHOLD_SETTINGS:
-        found = {values[name] for values in thresholds.values()}
-        if len(found) == 1:
-            known[name] = (found.pop(), _BUSY_THRESHOLD)
+        settled = {values[name] for values in thresholds.values()}
+        if len(settled) == 1:
+            known[name] = (settled.pop(), _BUSY_THRESHOLD)
     return known
 
 
@@ -274,9 +274,9 @@ def _sum_doubts(observer: Observer, *, alone: bool) -> Iterator[Doubt]:
     """Doubts about load that is known as sums. ``alone``: no router publishes its requests."""
     sums, registry = known_as_sums(observer.router), observer.router.registry
     if sums:
-        names = list(dict.fromkeys(registry.worker(one.slot).name for one in sums))
+        names = list(dict.fromkeys(registry.worker(load.slot).name for load in sums))
         yield doubt("DYR0715", varies=Varies(load="shared", workers=names))
-    stale = [registry.worker(one.slot).name for one in sums if one.prefill_tokens]
+    stale = [registry.worker(load.slot).name for load in sums if load.prefill_tokens]
     if stale and not alone:
         part = Varies(load="fewer", copies=_ANY_PART, workers=list(dict.fromkeys(stale)))
         yield doubt("DYR0741", varies=part, workers=some_names(stale))
@@ -297,7 +297,9 @@ def registration_doubts(observer: Observer) -> list[Doubt]:
         doubt("DYR0719", why=problem.message) for problem in problems if problem.code in _DOUBTFUL
     ]
     sets = observer.deployment.worker_sets
-    for namespace, roles in dict.fromkeys((one.namespace, one.ambiguous) for one in sets):
+    for namespace, roles in dict.fromkeys(
+        (worker_set.namespace, worker_set.ambiguous) for worker_set in sets
+    ):
         if roles:
             doubts.append(doubt("DYR0726", namespace=namespace, roles=" and ".join(roles)))
     silent = [problem.subject for problem in problems if problem.code is ProblemCode.EVENTS_MISSING]

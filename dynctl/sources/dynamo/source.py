@@ -350,16 +350,16 @@ async def _settled(observer: Observer) -> None:
 def _no_workers(deployment: Deployment, planes: Planes, wanted: str | None) -> UsageProblem:
     """The error for a deployment without workers, with the namespaces that have some."""
     others = [name for name in deployment.namespaces if name != wanted]
-    found = f"{planes.title}: no worker is registered"
+    problem = f"{planes.title}: no worker is registered"
     if wanted is not None:
-        found += f" in namespace {wanted}"
+        problem += f" in namespace {wanted}"
     if others:
         return UsageProblem(
-            f"{found}; other namespaces: {', '.join(others)}",
+            f"{problem}; other namespaces: {', '.join(others)}",
             f"--dyn-namespace {others[0]}, or '*'",
         )
     problems = [f"{p.subject}: {p.message}" for p in deployment.problems[:MOST_NAMED]]
     hint = "check that this is the right backend: dynctl check"
     if planes.title.startswith("kubernetes"):
         hint = "name its namespace with -n NAMESPACE, or read all with -A"
-    return UsageProblem(found, "\n".join(map(printable, problems)) or hint)
+    return UsageProblem(problem, "\n".join(map(printable, problems)) or hint)

@@ -124,17 +124,17 @@ class LiveFrontends(LiveSource):
         cursors: dict[str, _Cursors] = {}
         first = await asyncio.gather(*(self._page(feed, query, cursors) for feed in self._feeds))
         pages = [page for page in first if page is not None]
-        known = [one for _, one in pages]
+        known = [decisions for _, decisions in pages]
         if not known:
             raise UsageProblem("no frontend reports its decisions: " + self._problems())
-        if all(one.limit_bytes == 0 for one in known):
+        if all(decisions.limit_bytes == 0 for decisions in known):
             raise UsageProblem(f"{self.title} keeps no decisions", KEEP_DECISIONS)
         lines = list(newest(*(found for found, _ in pages)))
         yield DecisionReport(
             self.title,
             lines[: query.limit],
-            sum(one.kept for one in known),
-            sum(one.evicted for one in known),
+            sum(decisions.kept for decisions in known),
+            sum(decisions.evicted for decisions in known),
         )
         queue: asyncio.Queue[list[DecisionLine] | Exception] = asyncio.Queue(len(self._feeds))
 
@@ -201,33 +201,33 @@ class LiveFrontends(LiveSource):
     async def _read_all(self) -> None:
         await asyncio.gather(*(self._read(reading) for reading in self._readings))
 
-    async def _read(self, one: FrontendReadings) -> None:
+    async def _read(self, readings: FrontendReadings) -> None:
         try:
-            await one.read()
+            await readings.read()
         except DynctlError as error:
-            one.problem, one.timed_out = error.message, isinstance(error, TimedOut)
+            readings.problem, readings.timed_out = error.message, isinstance(error, TimedOut)
         except WireError as error:
-            one.problem = f"it answers, but not as a dynctl frontend of this version: {error}"
+            readings.problem = f"it answers, but not as a dynctl frontend of this version: {error}"
 
-    async def _read_first_decisions(self, one: FrontendReadings) -> None:
+    async def _read_first_decisions(self, readings: FrontendReadings) -> None:
         try:
-            await one.read_decisions()
+            await readings.read_decisions()
         except UsageProblem as error:
-            one.decisions_refused = error.message
+            readings.decisions_refused = error.message
         except (DynctlError, WireError):
             pass  # the reading of the fleet reports the same problem
 
-    async def _follow_decisions(self, one: FrontendReadings) -> None:
+    async def _follow_decisions(self, readings: FrontendReadings) -> None:
         while True:
             try:
-                await one.read_decisions(WAIT_S)
-                one.decisions_refused = ""
+                await readings.read_decisions(WAIT_S)
+                readings.decisions_refused = ""
                 await asyncio.sleep(PAUSE_S)
             except UsageProblem as error:
-                one.decisions_refused = error.message
+                readings.decisions_refused = error.message
                 await asyncio.sleep(WAIT_S)
             except (DynctlError, WireError):
                 await asyncio.sleep(RETRY_S)
             except Exception as error:
-                one.decisions_refused = f"internal error: {error!r}"
+                readings.decisions_refused = f"internal error: {error!r}"
                 raise

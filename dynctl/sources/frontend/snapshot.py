@@ -39,9 +39,9 @@ def frontend_snapshot(
     """One snapshot of all frontends. Cards are the first frontend's; loads are added up where each
     router counts its own requests only."""
     read = [frontend for frontend in frontends if frontend.load is not None]
-    answering = [one for one in read if not one.problem]
+    answering = [readings for readings in read if not readings.problem]
     known = answering or read
-    loads = [one.load for one in known if one.load is not None]
+    loads = [readings.load for readings in known if readings.load is not None]
     if not loads:
         return Snapshot(at=at, source=source, problem=problem or "nothing was read yet")
     first = known[0]
@@ -53,7 +53,7 @@ def frontend_snapshot(
         header=_header(first, loads, workers, (len(answering), len(frontends))),
         workers=workers,
         decisions=tuple(newest_first(known)),
-        missed=sum(one.missed for one in known),
+        missed=sum(readings.missed for readings in known),
         restarts=sum(frontend.restarts for frontend in frontends),
         meters=_meters(known),
         alerts=tuple(
@@ -150,9 +150,9 @@ def _rank(
     every = (rank, *others)
     return msgspec.structs.replace(
         rank,
-        active_requests=joined(one.active_requests for one in every),
-        active_prefill_tokens=joined(one.active_prefill_tokens for one in every),
-        active_decode_blocks=joined(one.active_decode_blocks for one in every),
+        active_requests=joined(row.active_requests for row in every),
+        active_prefill_tokens=joined(row.active_prefill_tokens for row in every),
+        active_decode_blocks=joined(row.active_decode_blocks for row in every),
     )
 
 

@@ -220,7 +220,7 @@ class FrontendSource:
         """Only the replica that made a decision keeps it."""
         if decision_id is None:
             return self._last_decision()
-        found: dict[str, RouteResult] = {}
+        results: dict[str, RouteResult] = {}
         problem: DynctlError | None = None
         for client in self.clients:
             try:
@@ -234,12 +234,12 @@ class FrontendSource:
                 continue
             if result.id == decision_id:
                 return result
-            found[result.id] = result
-        if len(found) > 1:
-            ids = ", ".join(found)
+            results[result.id] = result
+        if len(results) > 1:
+            ids = ", ".join(results)
             raise UsageProblem(f"{decision_id!r} matches several decisions: {ids}")
-        if found:
-            return found.popitem()[1]
+        if results:
+            return results.popitem()[1]
         raise problem if problem is not None else UsageProblem("no frontend is set")
 
     def recent_decisions(self, limit: int) -> list[RouteResult] | None:

@@ -197,14 +197,14 @@ class Canary:
     def begin(self) -> None:
         """Read the counters before the thresholds change. Raises UsageProblem where a replica
         has none."""
-        for one in self._watched:
-            if one.replica.metrics is None:
+        for watched in self._watched:
+            if watched.replica.metrics is None:
                 raise UsageProblem(
-                    f"{one.replica.name} has no metrics, so a canary cannot be watched there",
+                    f"{watched.replica.name} has no metrics, so a canary cannot be watched there",
                     "name the frontends: --frontend URL",
                 )
         self._read()
-        silent = next((one for one in self._watched if one.problem), None)
+        silent = next((watched for watched in self._watched if watched.problem), None)
         if silent is not None:
             raise UsageProblem(
                 f"{silent.replica.name}: its metrics cannot be read, so a canary cannot be watched "
@@ -218,8 +218,8 @@ class Canary:
         ``say`` gets a line about the present values now and then.
         """
         self._began = self._clock()
-        for one in self._watched:
-            one.answered = self._began
+        for watched in self._watched:
+            watched.answered = self._began
         next_line = self._began + min(10.0, self._seconds / 4)
         while True:
             passed = self._clock() - self._began
@@ -229,17 +229,21 @@ class Canary:
             now = self._clock()
             passed = now - self._began
             window = self._window()
-            for one in self._watched:
-                if one.changed:
-                    return self._verdict("changed", passed, f"{one.replica.name}: {one.changed}")
-                if now - one.answered > self._silent:
-                    why = f"{one.replica.name} did not answer for {now - one.answered:.0f} s"
-                    return self._verdict("lost", passed, f"{why}: {one.problem}")
-            for condition, found in zip(self._conditions, window, strict=True):
-                if found.value is None or found.requests < self._least:
+            for watched in self._watched:
+                if watched.changed:
+                    return self._verdict(
+                        "changed", passed, f"{watched.replica.name}: {watched.changed}"
+                    )
+                if now - watched.answered > self._silent:
+                    why = (
+                        f"{watched.replica.name} did not answer for {now - watched.answered:.0f} s"
+                    )
+                    return self._verdict("lost", passed, f"{why}: {watched.problem}")
+            for condition, measured in zip(self._conditions, window, strict=True):
+                if measured.value is None or measured.requests < self._least:
                     continue
-                if condition.breached(found.value):
-                    return self._breached(passed, condition, found)
+                if condition.breached(measured.value):
+                    return self._breached(passed, condition, measured)
             if passed >= self._seconds:
                 return self._at_end(passed)
             if now >= next_line:
@@ -249,24 +253,24 @@ class Canary:
     def _at_end(self, passed: float) -> CanaryVerdict:
         whole = list(zip(self._conditions, self._whole(), strict=True))
         few = []
-        for condition, found in whole:
-            if found.value is None or found.requests < self._least:
-                few.append((condition, found))
-            elif condition.breached(found.value):
-                return self._breached(passed, condition, found)
+        for condition, measured in whole:
+            if measured.value is None or measured.requests < self._least:
+                few.append((condition, measured))
+            elif condition.breached(measured.value):
+                return self._breached(passed, condition, measured)
         if not few:
             return self._verdict("held", passed, "")
-        condition, found = few[0]
-        why = f"measured on {found.requests:,} requests; expected at least {self._least:,}"
-        if found.requests >= self._least:
-            why = f"unknown: {found.why or 'the frontends export no such values'}"
+        condition, measured = few[0]
+        why = f"measured on {measured.requests:,} requests; expected at least {self._least:,}"
+        if measured.requests >= self._least:
+            why = f"unknown: {measured.why or 'the frontends export no such values'}"
         return self._verdict("unproven", passed, f"{condition.text}: {why}")
 
     def _line(self, passed: float, window: Sequence[Measured]) -> str:
         values = ", ".join(
             f"{condition.text}: "
-            + ("unknown" if found.value is None else shown(condition, found.value))
-            for condition, found in zip(self._conditions, window, strict=True)
+            + ("unknown" if measured.value is None else shown(condition, measured.value))
+            for condition, measured in zip(self._conditions, window, strict=True)
         )
         return f"{passed:.0f} of {self._seconds:.0f} s: {values}"
 
@@ -275,46 +279,50 @@ class Canary:
     def _read(self) -> None:
         at_once(self._read_one, self._watched)
 
-    def _read_one(self, one: _Watched) -> None:
+    def _read_one(self, watched: _Watched) -> None:
         try:
-            assert one.replica.metrics is not None
-            totals = read_request_totals(one.replica.metrics(), self._model)
-            held = one.replica.holder.thresholds().get(self._model) if one.first else None
+            assert watched.replica.metrics is not None
+            totals = read_request_totals(watched.replica.metrics(), self._model)
+            held = watched.replica.holder.thresholds().get(self._model) if watched.first else None
         except (DynctlError, WireError) as error:
-            one.problem = error.message if isinstance(error, DynctlError) else str(error)
+            watched.problem = error.message if isinstance(error, DynctlError) else str(error)
             return
         now = self._clock()
-        one.answered, one.problem = now, ""
-        if one.first is None:
-            one.first = totals
-        elif counters_fell(one.readings[-1][1], totals):
-            one.changed = "its counters fell, so it restarted and has the thresholds of its start"
+        watched.answered, watched.problem = now, ""
+        if watched.first is None:
+            watched.first = totals
+        elif counters_fell(watched.readings[-1][1], totals):
+            watched.changed = (
+                "its counters fell, so it restarted and has the thresholds of its start"
+            )
         elif held is None:
-            one.changed = f"it does not serve {self._model} any more"
+            watched.changed = f"it does not serve {self._model} any more"
         else:
             other = [name for name, value in self._values.items() if held.get(name) != value]
             if other:
-                one.changed = f"{other[0]} is {held.get(other[0])}, which this command did not set"
-        one.readings.append((now, totals))
-        while len(one.readings) > 1 and one.readings[1][0] <= now - WINDOW_S:
-            one.readings.popleft()
+                watched.changed = (
+                    f"{other[0]} is {held.get(other[0])}, which this command did not set"
+                )
+        watched.readings.append((now, totals))
+        while len(watched.readings) > 1 and watched.readings[1][0] <= now - WINDOW_S:
+            watched.readings.popleft()
 
     def _window(self) -> list[Measured]:
-        return self._measured([one.readings[0][1] for one in self._watched])
+        return self._measured([watched.readings[0][1] for watched in self._watched])
 
     def _whole(self) -> list[Measured]:
-        return self._measured([one.first or RequestTotals() for one in self._watched])
+        return self._measured([watched.first or RequestTotals() for watched in self._watched])
 
     def _measured(self, starts: Sequence[RequestTotals]) -> list[Measured]:
         before = _sum(starts)
         after = _sum([one.readings[-1][1] for one in self._watched])
         return [measure(condition, before, after) for condition in self._conditions]
 
-    def _breached(self, passed: float, condition: Condition, found: Measured) -> CanaryVerdict:
-        assert found.value is not None
-        of = f"{found.requests:,} requests"
-        why = f"{condition.text}: {shown(condition, found.value)}, measured on {of}"
-        return self._verdict("breached", passed, why, condition, found)
+    def _breached(self, passed: float, condition: Condition, measured: Measured) -> CanaryVerdict:
+        assert measured.value is not None
+        of = f"{measured.requests:,} requests"
+        why = f"{condition.text}: {shown(condition, measured.value)}, measured on {of}"
+        return self._verdict("breached", passed, why, condition, measured)
 
     def _verdict(
         self,

@@ -158,10 +158,10 @@ def differing(readings: Sequence[Reading], model: str) -> dict[str, list[str]]:
     A replica that does not serve the model differs in all of them. A replica that cannot be read is
     not counted. Where no value has a majority, the first replica's value counts.
     """
-    found: dict[str, list[str]] = {}
+    differences: dict[str, list[str]] = {}
     for group in serving(readings, model).values():
-        found |= _differing_in_group(group, model)
-    return found
+        differences |= _differing_in_group(group, model)
+    return differences
 
 
 def _differing_in_group(readings: Sequence[Reading], model: str) -> dict[str, list[str]]:
@@ -170,15 +170,17 @@ def _differing_in_group(readings: Sequence[Reading], model: str) -> dict[str, li
         for reading in readings
         if reading.error is None
     }
-    found: dict[str, list[str]] = {}
+    differences: dict[str, list[str]] = {}
     for name in THRESHOLD_SETTINGS:
-        values = {one: "absent" if row is None else row.get(name) for one, row in rows.items()}
+        values = {
+            holder: "absent" if row is None else row.get(name) for holder, row in rows.items()
+        }
         if len(set(values.values())) > 1:
             usual = Counter(values.values()).most_common(1)[0][0]
             for replica, value in values.items():
                 if value != usual:
-                    found.setdefault(replica, []).append(name)
-    return found
+                    differences.setdefault(replica, []).append(name)
+    return differences
 
 
 def set_everywhere(
@@ -208,7 +210,7 @@ def set_everywhere(
 def set_back(result: SetResult, model: str) -> SetResult:
     """Give each replica the values from before :func:`set_everywhere`; its other values, and those
     that another operator set meanwhile, stay. Raises nothing."""
-    outcomes = at_once(lambda one: _set_back(one, model, result.values), result.outcomes)
+    outcomes = at_once(lambda outcome: _set_back(outcome, model, result.values), result.outcomes)
     return SetResult(tuple(outcomes), result.values)
 
 
@@ -265,7 +267,7 @@ def _read_before(
     replicas: Sequence[Replica], model: str, values: ThresholdValues, *, partial: bool
 ) -> list[Outcome]:
     """Each replica before anything is written; those that are certain to fail are ``failed``."""
-    found = []
+    outcomes = []
     for reading in read_all(replicas):
         present = reading.thresholds.get(model)
         error = reading.error
@@ -278,19 +280,19 @@ def _read_before(
             except UsageProblem as refused:
                 error = refused
         state: State = "set" if error is None else "failed"
-        found.append(Outcome(reading.replica, state, present, present, error))
-    failed = [one for one in found if one.error is not None]
-    if failed and (not partial or len(failed) == len(found)):
+        outcomes.append(Outcome(reading.replica, state, present, present, error))
+    failed = [outcome for outcome in outcomes if outcome.error is not None]
+    if failed and (not partial or len(failed) == len(outcomes)):
         first = failed[0].error
         assert first is not None
-        if len(found) == 1:
+        if len(outcomes) == 1:
             raise first
         raise type(first)(
-            f"thresholds were set on 0 of {len(found)} frontends, nothing is changed: "
+            f"thresholds were set on 0 of {len(outcomes)} frontends, nothing is changed: "
             + _reasons(failed),
             first.hint if partial else "to set the frontends that accept it: --partial",
         )
-    return found
+    return outcomes
 
 
 def _written(outcome: Outcome, model: str, values: ThresholdValues) -> Outcome:

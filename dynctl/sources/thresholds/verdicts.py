@@ -54,10 +54,10 @@ def verdicts(replica: Replica, rows: Sequence[WorkerRow], model: str) -> dict[in
 
 def read_acting(replicas: Sequence[Replica], model: str, values: ThresholdValues) -> Acting:
     """Read every replica once. ``values``: the thresholds that were set."""
-    found = at_once(lambda replica: _read_one(replica, model, values), replicas)
+    verdicts = at_once(lambda replica: _read_one(replica, model, values), replicas)
     return Acting(
-        tuple(text for one in found for text in one.pending),
-        tuple(text for one in found for text in one.unknown),
+        tuple(text for verdict in verdicts for text in verdict.pending),
+        tuple(text for verdict in verdicts for text in verdict.unknown),
     )
 
 
@@ -74,10 +74,10 @@ def wait_until_acting(
     began = clock()
     pause = _FIRST_S
     while True:
-        found = read_acting(replicas, model, values)
+        acting = read_acting(replicas, model, values)
         waited = clock() - began
-        if found.acts or waited >= seconds:
-            return found, waited
+        if acting.acts or waited >= seconds:
+            return acting, waited
         sleep(min(pause, max(0.0, seconds - waited)))
         pause = min(_LONGEST_S, pause * 2)
 

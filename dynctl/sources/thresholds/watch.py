@@ -162,14 +162,14 @@ class Watch:
 
     def __enter__(self) -> Watch:
         self.first = at_once(read_state, self._replicas)
-        errors = [one.error for one in self.first if one.error is not None]
+        errors = [state.error for state in self.first if state.error is not None]
         if len(errors) == len(self.first):
             raise errors[0] if errors else Unreachable("no frontend to watch")
         changes = Changes(self.first)
         lost = [
-            ThresholdEvent("lost", one.at, one.replica.name, why=one.error.message)
-            for one in self.first
-            if one.error is not None
+            ThresholdEvent("lost", state.at, state.replica.name, why=state.error.message)
+            for state in self.first
+            if state.error is not None
         ]
         if lost:
             self._emit(lost)
@@ -183,8 +183,8 @@ class Watch:
 
     def _follow(self, replica: Replica, changes: Changes) -> None:
         while not self._ended.wait(self._every):
-            found = read_state(replica)
+            state = read_state(replica)
             with self._lock:
-                events = changes.take(found)
+                events = changes.take(state)
                 if events and not self._ended.is_set():
                     self._emit(events)
