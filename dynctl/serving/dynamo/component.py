@@ -12,6 +12,7 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -33,6 +34,7 @@ from router_core import (
     ConstraintError,
     HashingError,
     Pin,
+    RoutingConstraints,
     RoutingPlan,
     RoutingRequest,
     constraints,
@@ -117,6 +119,28 @@ class _Prompt(msgspec.Struct, frozen=True, kw_only=True):
     routing: RoutingHints | None = None
 
 
+@dataclass(slots=True)
+class _Routed:
+    """A request at its worker, ``ref`` (id and rank).
+
+    ``began`` and ``received``: when, by the monotonic and by the wall clock. ``first_at``: time of
+    the first output. ``begun``: the client has items of the answer. ``failures``: their kinds.
+    """
+
+    request: RoutingRequest
+    plan: RoutingPlan
+    ref: tuple[int, int]
+    booking: Any
+    began: float
+    received: float
+    first_at: float | None = None
+    tokens: int = 0
+    outcome: str = "error"
+    begun: bool = False
+    complete: bool = False
+    failures: list[str] = field(default_factory=list)
+
+
 class RouterComponent:
     """The endpoints of one router. ``indexer``: answer ``kv_indexer_query`` too.
 
@@ -144,7 +168,7 @@ class RouterComponent:
         own = endpoint._replace(component=COMPONENT)
         handlers = (self.generate, self.best_worker_id, self.get_overlap_scores)
         self._endpoints = [own._replace(name=name) for name in _NAMES]
-        self.process = PlaneProcess(service, registrar, host, self._served)
+        self.process = PlaneProcess(service, registrar, host, self._served_endpoints)
         for at, handler in zip(self._endpoints, handlers, strict=True):
             self.process.server.serve(at, handler)
         if indexer:
@@ -152,7 +176,7 @@ class RouterComponent:
             self._endpoints.append(at)
             self.process.server.serve(at, IndexQueries(service).answer)
 
-    def _served(self) -> list[EndpointId]:
+    def _served_endpoints(self) -> list[EndpointId]:
         """Nothing is registered that cannot serve."""
         return self._endpoints if self._service.router.registry.models() else []
 
@@ -170,78 +194,84 @@ class RouterComponent:
         request = self._request(prompt, plane.request_id)
         if DRY_RUN in prompt.annotations:
             await service.read_index(request)
-            ref = _chosen(service.plan(request))
-            yield {
-                "data": {**_EMPTY, "routing_data": {**_ids(*ref), "token_ids": prompt.token_ids}}
-            }
+            routing = {**_ids(*_chosen(service.plan(request))), "token_ids": prompt.token_ids}
+            yield {"data": {**_EMPTY, "routing_data": routing}}
             return
         plan, _ = await self._bookings.place(request, lambda _: False)
-        ref = _chosen(plan)
+        ref = _chosen(plan)  # a refusal has no booking
         booking = self._bookings.bookings[request.id]
-        first_at: float | None = None
-        tokens, outcome = 0, "error"
-        failed: list[str] = []
-        begun, done = False, False
+        routed = _Routed(request, plan, ref, booking, began, received)
         try:
-            while not done:
+            while not routed.complete:
                 sent_at = service.clock()
                 try:
-                    async with aclosing(self._forward(body, *ref)) as items:
+                    async with aclosing(self._forward(body, *routed.ref)) as items:
                         async for raw in items:
-                            begun = True
-                            item = raw.decode()
-                            chunk = item.get("data") if isinstance(item, dict) else None
-                            if not isinstance(chunk, dict):
-                                yield raw
-                                continue
-                            tokens += len(chunk.get("token_ids") or ())
-                            routing: dict[str, Any] = {}
-                            if first_at is None:
-                                first_at = service.clock()
-                                self._workers.answered(ref[0])
-                                self._bookings.first_output(booking)
-                                routing |= _ids(*ref)
-                            if chunk.get("finish_reason") is not None:
-                                outcome = "success"
-                                timing = _timing(received, began, first_at, service.clock())
-                                timing["kv_hit_rate"] = _hit_rate(plan, request)
-                                routing["timing"] = timing
-                            if routing:
-                                chunk["routing_data"] = routing
-                            yield item
-                    done = True
+                            routed.begun = True
+                            yield self._take_item(routed, raw)
+                    routed.complete = True
                 except RequestPlaneError as error:
-                    self._workers.report_failure(ref[0], plane_failure(error), sent_at)
-                    failed.append(error.kind)
-                    chosen = plan.final.worker
-                    name = "" if chosen is None else chosen.name
-                    booking.record.attempts.append((name, plan.final.stage, str(error)))
-                    booking.record.error = str(error)
-                    # What has begun at the client goes on nowhere else: it may ask again.
-                    again = None
-                    if not begun and self._may_try_again(failed):
-                        why = f"this attempt excludes it because it just failed: {error}"
-                        request = excluding(request, {ref[0]: why}, service.router.registry)
-                        service.free(request.id, computed=False)
-                        again, _ = await self._bookings.place(
-                            request, lambda _: False, attempt=len(failed)
-                        )
-                        if not again.ok:  # placed as a refusal; the client gets the worker's error
-                            record = booking.record
-                            record.outcome, record.response = "upstream_error", None
-                            service.observers.response(request.id, record.client_response())
-                    if again is None or not again.ok:
-                        raise ErrorItem(str(error), _ERRORS.get(error.kind, "Unknown")) from None
-                    plan, ref = again, _chosen(again)
-                    booking = self._bookings.bookings[request.id]
+                    await self._place_again(routed, error, sent_at)
         except WireError as error:
             raise ErrorItem(f"the worker's answer: {error}", "Unknown") from None
         except (asyncio.CancelledError, GeneratorExit):
-            outcome = "cancelled"
+            routed.outcome = "cancelled"
             raise
         finally:
-            if self._bookings.bookings.get(request.id) is booking:
-                self._bookings.ended(booking, None, tokens, outcome, computed=first_at is not None)
+            if self._bookings.bookings.get(request.id) is routed.booking:
+                computed = routed.first_at is not None
+                self._bookings.ended(
+                    routed.booking, None, routed.tokens, routed.outcome, computed=computed
+                )
+
+    def _take_item(self, routed: _Routed, raw: RawItem) -> Any:
+        """The item for the client: the worker's, with who serves the request in the first output,
+        and its times in the last one."""
+        item = raw.decode()
+        chunk = item.get("data") if isinstance(item, dict) else None
+        if not isinstance(chunk, dict):
+            return raw
+        routed.tokens += len(chunk.get("token_ids") or ())
+        routing: dict[str, Any] = {}
+        now = self._service.clock()
+        if routed.first_at is None:
+            routed.first_at = now
+            self._workers.answered(routed.ref[0])
+            self._bookings.first_output(routed.booking)
+            routing |= _ids(*routed.ref)
+        if chunk.get("finish_reason") is not None:
+            routed.outcome = "success"
+            timing = _timing(routed.received, routed.began, routed.first_at, now)
+            timing["kv_hit_rate"] = _hit_rate(routed.plan, routed.request)
+            routing["timing"] = timing
+        if routing:
+            chunk["routing_data"] = routing
+        return item
+
+    async def _place_again(self, routed: _Routed, error: RequestPlaneError, sent_at: float) -> None:
+        """Place a request that a worker failed on another one. Raises ErrorItem where that is not
+        possible."""
+        self._workers.report_failure(routed.ref[0], plane_failure(error), sent_at)
+        routed.failures.append(error.kind)
+        decision, record = routed.plan.final, routed.booking.record
+        name = "" if decision.worker is None else decision.worker.name
+        record.attempts.append((name, decision.stage, str(error)))
+        record.error = str(error)
+        for_client = ErrorItem(str(error), _ERRORS.get(error.kind, "Unknown"))
+        # What has begun at the client goes on nowhere else: it may ask again.
+        if routed.begun or not self._may_try_again(routed.failures):
+            raise for_client from None
+        why = f"this attempt excludes it because it just failed: {error}"
+        registry = self._service.router.registry
+        routed.request = request = excluding(routed.request, {routed.ref[0]: why}, registry)
+        self._service.free(request.id, computed=False)
+        plan, _ = await self._bookings.place(request, lambda _: False, attempt=len(routed.failures))
+        if not plan.ok:  # placed as a refusal; the client gets the worker's error
+            record.outcome, record.response = "upstream_error", None
+            self._service.observers.response(request.id, record.client_response())
+            raise for_client from None
+        routed.plan, routed.ref = plan, _chosen(plan)
+        routed.booking = self._bookings.bookings[request.id]
 
     async def _forward(
         self, body: Mapping[str, Any], worker_id: int, dp_rank: int
@@ -329,37 +359,33 @@ class RouterComponent:
             raise ErrorItem(_NO_WORKER, _UNAVAILABLE)
         model = prompt.model if prompt.model in models else models[0]
         hints = prompt.routing or RoutingHints()
-        limits = hints.routing_constraints or {}
+        lora_name = hints.lora_name or None
         size, eagle = service.block_size(model), service.is_eagle(model)
         try:
             hashes = hash_prompt(
                 prompt.token_ids,
                 size,
-                lora_name=hints.lora_name or None,
+                lora_name=lora_name,
                 cache_namespace=hints.cache_salt or None,
                 is_eagle=eagle,
             )
-            wanted = constraints(
-                limits.get("required_taints") or (), limits.get("preferred_taints") or {}
-            )
+            limits = _constraints(hints)
         except (HashingError, ConstraintError, ConfigError, TypeError, AttributeError) as error:
             raise ErrorItem(f"invalid request: {error}", "InvalidArgument") from None
         pinned = hints.backend_instance_id
         allowed = hints.allowed_worker_ids
-        router = service.router
-        known = router.load.bookings(request_id) or request_id in self._bookings.bookings
         return RoutingRequest(
-            str(uuid.uuid4()) if known or request_id in router.queue else request_id,
+            str(uuid.uuid4()) if self._is_running(request_id) else request_id,
             model,
             len(prompt.token_ids),
             size,
             tuple(hashes.sequence),
-            constraints=wanted,
+            constraints=limits,
             pin_decode=None if pinned is None else Pin(pinned, hints.dp_rank),
             allowed_worker_ids=None if allowed is None else frozenset(allowed),
             local_hashes=tuple(hashes.local),
-            lora_name=hints.lora_name or None,
-            served_name=service.served_name(hints.lora_name or ""),
+            lora_name=lora_name,
+            served_name=service.served_name(lora_name or ""),
             salted=bool(hints.cache_salt),
             is_eagle=eagle,
             priority=hints.priority or 0,
@@ -367,6 +393,20 @@ class RouterComponent:
             arrived_at=service.clock(),
             chained=True,
         )
+
+    def _is_running(self, request_id: str) -> bool:
+        router = self._service.router
+        return (
+            bool(router.load.bookings(request_id))
+            or request_id in self._bookings.bookings
+            or request_id in router.queue
+        )
+
+
+def _constraints(hints: RoutingHints) -> RoutingConstraints:
+    """Raises ConstraintError, ConfigError, TypeError or AttributeError for what is none."""
+    limits = hints.routing_constraints or {}
+    return constraints(limits.get("required_taints") or (), limits.get("preferred_taints") or {})
 
 
 _EMPTY: Final[Mapping[str, Any]] = {

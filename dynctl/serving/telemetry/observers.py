@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Concatenate, Final, ParamSpec, Protocol
 
 from dynctl.documents.decisions import ClientResponse, ResponseState
 from dynctl.documents.errors import EngineAttempt
 from dynctl.documents.fleet_load import Condition
 from dynctl.wire.openai import reported_usage
 from router_core import Decision, RoutingPlan, RoutingRequest
+
+_Hook = ParamSpec("_Hook")
 
 #: Outcome of a record -> state of the client's response; the others failed, or were cut.
 _STATES: Final[dict[str, ResponseState]] = {
@@ -122,60 +124,62 @@ class RequestRecord:
 
     def client_response(self) -> ClientResponse:
         """What the client got; call it when the request has ended."""
-        if self.response is None:
-            self.response = self._response()
-        return self.response
-
-    def _response(self) -> ClientResponse:
-        state = _STATES.get(self.outcome)
-        if state is None:
-            state = "cut" if self.began or self.status == 200 else "failed"
+        if self.response is not None:
+            return self.response
         elsewhere = self.endpoint == _STATUS_UNSEEN
-        status: int | None = 200 if self.began else self.status or None
-        first, ended, events = self.first_token_at, self.finished_at, self.output_events
-        if elsewhere and state != "refused":
-            status = None
-            state = "cut" if state == "failed" and first is not None else state
-        streamed = self.stream or elsewhere
-        output, counted = self.reported_output, None
-        if output is None and elsewhere:
-            output = events or None  # tokens, by the process that serves the client
-        elif output is None and self.stream:
-            counted = events or None
+        state, status = self._state(elsewhere)
+        # By the process that serves the client they are tokens, in a stream here events.
+        events = self.output_events if self.reported_output is None else 0
+        first_output_s = None
+        if self.first_token_at is not None and (self.stream or elsewhere):
+            first_output_s = self.first_token_at - self.received_at
         prompt = self.prompt_tokens
         if prompt is None and self.plan is not None and self.plan.first.overlap_modelled:
             prompt = self.isl_tokens or None
-        return ClientResponse(
+        self.response = ClientResponse(
             state,
             status,
             self.error[:_MAX_ERROR],
-            first - self.received_at if first is not None and streamed else None,
-            ended - self.received_at if ended is not None else None,
+            first_output_s,
+            None if self.finished_at is None else self.finished_at - self.received_at,
             prompt,
             self.cached_tokens,
-            output,
-            counted,
+            events if elsewhere and events else self.reported_output,
+            (events or None) if self.stream and not elsewhere else None,
             self._engine_attempts(state),
         )
+        return self.response
+
+    def _state(self, elsewhere: bool) -> tuple[ResponseState, int | None]:
+        """How the response ended, and its HTTP status; None where it is not known."""
+        state = _STATES.get(self.outcome)
+        if state is None:
+            state = "cut" if self.began or self.status == 200 else "failed"
+        status: int | None = 200 if self.began else self.status or None
+        if elsewhere and state != "refused":
+            status = None
+            if state == "failed" and self.first_token_at is not None:
+                state = "cut"
+        return state, status
 
     def _engine_attempts(self, state: ResponseState) -> tuple[EngineAttempt, ...]:
         """The requests to engines: those that failed, then the hops of the last plan."""
-        failed = [EngineAttempt(worker, stage, what) for worker, stage, what in self.attempts]
+        failed = tuple(EngineAttempt(*attempt) for attempt in self.attempts)
         plan = self.plan
-        if plan is None or state == "refused" or (state == "failed" and failed):
-            return tuple(failed)
-        if plan.waits:  # the client left the router queue
-            return tuple(failed)
-        final = plan.decode if plan.decode is not None else plan.prefill
-        hops = []
-        for hop in (plan.prefill, plan.decode):
-            if hop is None or (self.left_in_prefill and hop is not plan.prefill):
-                continue
+        # With a plan that waits the client left the router queue.
+        if plan is None or state == "refused" or (state == "failed" and failed) or plan.waits:
+            return failed
+        hops = [hop for hop in (plan.prefill, plan.decode) if hop is not None]
+        broken = hops[-1] if hops and state in ("cut", "failed") else None
+        if self.left_in_prefill:
+            hops = [hop for hop in hops if hop is plan.prefill]
+        attempts = []
+        for hop in hops:
             if hop.winner is None:  # a refusal, which no engine got
-                return tuple(failed)
-            broke = self.error if hop is final and state in ("cut", "failed") else ""
-            hops.append(EngineAttempt(hop.workers[hop.winner].name, hop.stage, broke))
-        return (*failed, *hops)
+                return failed
+            problem = self.error if hop is broken else ""
+            attempts.append(EngineAttempt(hop.workers[hop.winner].name, hop.stage, problem))
+        return (*failed, *attempts)
 
 
 class ServiceObserver:
@@ -214,6 +218,22 @@ class ServiceObserver:
         """What an operator does: `canary` of a model's thresholds."""
 
 
+def _notify_each(
+    hook: Callable[Concatenate[ServiceObserver, _Hook], None],
+) -> Callable[Concatenate["Observers", _Hook], None]:
+    """The method of :class:`Observers` that calls a hook of each."""
+    name = hook.__name__
+
+    def notify(observers: "Observers", /, *values: _Hook.args, **named: _Hook.kwargs) -> None:
+        for observer in observers:
+            try:
+                getattr(observer, name)(*values, **named)
+            except Exception as error:
+                observers.failed(observer, error)
+
+    return notify
+
+
 class Observers(list[ServiceObserver]):
     """The observers of a service, in the order in which they are notified.
 
@@ -229,74 +249,12 @@ class Observers(list[ServiceObserver]):
         super().__init__(members)
         self.failed = failed
 
-    def received(self, record: RequestRecord) -> None:
-        """As :meth:`ServiceObserver.on_received`, for each."""
-        for observer in self:
-            try:
-                observer.on_received(record)
-            except Exception as error:
-                self.failed(observer, error)
-
-    def prepared(self, request: RoutingRequest, record: RequestRecord) -> None:
-        """As :meth:`ServiceObserver.on_prepared`, for each."""
-        for observer in self:
-            try:
-                observer.on_prepared(request, record)
-            except Exception as error:
-                self.failed(observer, error)
-
-    def hop(self, decision: Decision, request: RoutingRequest, record: RequestRecord) -> None:
-        """As :meth:`ServiceObserver.on_hop`, for each."""
-        for observer in self:
-            try:
-                observer.on_hop(decision, request, record)
-            except Exception as error:
-                self.failed(observer, error)
-
-    def decision(self, plan: RoutingPlan, request: RoutingRequest, record: RequestRecord) -> None:
-        """As :meth:`ServiceObserver.on_decision`, for each."""
-        for observer in self:
-            try:
-                observer.on_decision(plan, request, record)
-            except Exception as error:
-                self.failed(observer, error)
-
-    def first_token(self, record: RequestRecord) -> None:
-        """As :meth:`ServiceObserver.on_first_token`, for each."""
-        for observer in self:
-            try:
-                observer.on_first_token(record)
-            except Exception as error:
-                self.failed(observer, error)
-
-    def finished(self, record: RequestRecord) -> None:
-        """As :meth:`ServiceObserver.on_finished`, for each."""
-        for observer in self:
-            try:
-                observer.on_finished(record)
-            except Exception as error:
-                self.failed(observer, error)
-
-    def response(self, decision_id: str, response: ClientResponse) -> None:
-        """As :meth:`ServiceObserver.on_response`, for each."""
-        for observer in self:
-            try:
-                observer.on_response(decision_id, response)
-            except Exception as error:
-                self.failed(observer, error)
-
-    def condition(self, condition: Condition, cleared: bool) -> None:
-        """As :meth:`ServiceObserver.on_condition`, for each."""
-        for observer in self:
-            try:
-                observer.on_condition(condition, cleared)
-            except Exception as error:
-                self.failed(observer, error)
-
-    def note(self, kind: str, subject: str, text: str) -> None:
-        """As :meth:`ServiceObserver.on_note`, for each."""
-        for observer in self:
-            try:
-                observer.on_note(kind, subject, text)
-            except Exception as error:
-                self.failed(observer, error)
+    received = _notify_each(ServiceObserver.on_received)
+    prepared = _notify_each(ServiceObserver.on_prepared)
+    hop = _notify_each(ServiceObserver.on_hop)
+    decision = _notify_each(ServiceObserver.on_decision)
+    first_token = _notify_each(ServiceObserver.on_first_token)
+    finished = _notify_each(ServiceObserver.on_finished)
+    response = _notify_each(ServiceObserver.on_response)
+    condition = _notify_each(ServiceObserver.on_condition)
+    note = _notify_each(ServiceObserver.on_note)
