@@ -157,8 +157,8 @@ class RankEvents:
         if start is not None and end is not None and end < start:
             return {"InvalidRange": {"start_id": start, "end_id": end}}
         if start is not None and start > newest:
-            found = {"requested_start": start, "requested_end": end, "newest_available": newest}
-            return {"TooNew": found}
+            fields = {"requested_start": start, "requested_end": end, "newest_available": newest}
+            return {"TooNew": fields}
         if start is not None and self._kept and start >= self._kept[0][0]:
             kept = [pair for pair in self._kept if pair[0] >= start]
             return encode_events(self._router_events(kept), newest)

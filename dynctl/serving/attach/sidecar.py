@@ -535,10 +535,10 @@ class Sidecar:
         """Where decode engines meet a prefill engine: at the address that is registered, if the
         engine is named by an address of this host alone."""
         spec = self.config.engine
-        found = bootstrap_address(spec, facts)
-        if found is None or spec.bootstrap or found[0] not in ("127.0.0.1", "localhost", "::1"):
-            return found
-        return self.config.host, found[1]
+        address = bootstrap_address(spec, facts)
+        if address is None or spec.bootstrap or address[0] not in ("127.0.0.1", "localhost", "::1"):
+            return address
+        return self.config.host, address[1]
 
     def _registration_problem(self, problem: str | None) -> None:
         name = self.config.engine.name
@@ -582,7 +582,7 @@ class Sidecar:
         cards = [entry for entry in parsed if isinstance(entry, ModelCard)]
         instances = [entry for entry in parsed if isinstance(entry, Instance)]
         known = {(entry.endpoint, entry.instance_id) for entry in instances}
-        serving = {one.instance_id for one in cards if (one.endpoint, one.instance_id) in known}
+        serving = {card.instance_id for card in cards if (card.endpoint, card.instance_id) in known}
         for entry in instances:
             # Frontends serve all components of a namespace, so in each of them it is the engine.
             # Another namespace may have another host of the same name.
@@ -725,10 +725,10 @@ def engine_identity(url: str) -> str:
     host = parts.hostname or ""
     port = parts.port or (443 if parts.scheme == "https" else 80)
     with contextlib.suppress(OSError, ValueError):
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        host = str(found[0][4][0])
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        host = str(addresses[0][4][0])
         address = ipaddress.ip_address(host)
-        if address.is_loopback or _is_local(host, found[0][0]):
+        if address.is_loopback or _is_local(host, addresses[0][0]):
             host = socket.gethostname()
     return xxh3_64_hexdigest(f"{host}:{port}".encode())
 

@@ -82,12 +82,12 @@ class SystemServer:
 
     async def _health(self, _request: web.Request) -> web.Response:
         ready = self._ready()
-        found = [
-            {"code": one.code, "subject": one.subject, "message": one.message}
-            for one in self._conditions()
+        conditions = [
+            {"code": condition.code, "subject": condition.subject, "message": condition.message}
+            for condition in self._conditions()
         ]
         state = "ready" if ready else "notready"
-        body = {"status": state, "endpoints": {"generate": state}, "conditions": found}
+        body = {"status": state, "endpoints": {"generate": state}, "conditions": conditions}
         return _json(body, 200 if ready else 503)
 
     async def _live(self, _request: web.Request) -> web.Response:
@@ -98,8 +98,8 @@ class SystemServer:
         lines = []
         for name, (kind, value) in self._metrics().items():
             lines += [f"# TYPE {name} {kind}", f"{name}{{{labels}}} {number(value)}"]
-        for one in self._conditions():
-            held = f'{labels},code="{escape(one.code)}",subject="{escape(one.subject)}"'
+        for condition in self._conditions():
+            held = f'{labels},code="{escape(condition.code)}",subject="{escape(condition.subject)}"'
             lines.append(f"dynctl_condition{{{held}}} 1")
         text = "\n".join(lines) + "\n"
         return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
@@ -127,13 +127,13 @@ class SystemServer:
             return answer
         except (msgspec.MsgspecError, ValueError, RecursionError):
             return _refused("'taints' must be a JSON array of strings")
-        if len(taints) > _MAX_TAINTS or any(not 0 < len(one) <= _MAX_TAINT for one in taints):
+        if len(taints) > _MAX_TAINTS or any(not 0 < len(taint) <= _MAX_TAINT for taint in taints):
             return _refused(
                 f"expected at most {_MAX_TAINTS} taints of 1 to {_MAX_TAINT} characters"
             )
-        for one in taints:
-            if one.startswith(TOPOLOGY_PREFIX):
-                return _refused(f"taint {one!r} uses reserved prefix {TOPOLOGY_PREFIX!r}")
+        for taint in taints:
+            if taint.startswith(TOPOLOGY_PREFIX):
+                return _refused(f"taint {taint!r} uses reserved prefix {TOPOLOGY_PREFIX!r}")
         self._set_taints(tuple(taints))
         return _json({"status": "ok", "taints": taints})
 

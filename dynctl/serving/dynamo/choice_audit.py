@@ -155,7 +155,9 @@ class ChoiceAudit:
     def _of(self, worker_id: int) -> _Counts:
         if worker_id not in self._counts and len(self._counts) >= MAX_WORKERS:
             registry = self._router.registry
-            for gone in [one for one in self._counts if registry.get(one) is None]:
+            for gone in [
+                worker_id for worker_id in self._counts if registry.get(worker_id) is None
+            ]:
                 del self._counts[gone]
         return self._counts.setdefault(worker_id, _Counts())
 
@@ -225,7 +227,7 @@ class ChoiceAudit:
         view = self._router.view()
         if plan.final.refs == decision.refs:
             question = Question(self._router, request, plan, view)
-            if any(one.worker == name for one in consequences(question, _SETTINGS)):
+            if any(consequence.worker == name for consequence in consequences(question, _SETTINGS)):
                 return "settings"
         return "load"
 

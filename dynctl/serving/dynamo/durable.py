@@ -95,7 +95,9 @@ class DurableEvents:
     def read(self) -> frozenset[int]:
         """The workers of which events are read: before the first one a worker may publish none."""
         seen = (
-            key for key, one in self._ranks.items() if one.sequence.last is not None or one.restored
+            key
+            for key, state in self._ranks.items()
+            if state.sequence.last is not None or state.restored
         )
         return frozenset(worker_id for worker_id, _ in seen) if self._connected else frozenset()
 
@@ -104,25 +106,25 @@ class DurableEvents:
         if not self._connected:
             return dict.fromkeys(self._ranks, self._problem)
         why = "its stream does not have all of its events any more"
-        return {rank: why for rank, one in self._ranks.items() if one.incomplete}
+        return {rank: why for rank, state in self._ranks.items() if state.incomplete}
 
     def states(self) -> dict[Rank, StreamState]:
         """The state of each rank; ``last_seq`` is its last event's number."""
         return {
             rank: StreamState(
                 connected=self._connected,
-                last_seq=one.sequence.last,
-                last_batch_at=one.last_at,
-                batches=one.batches,
-                gaps=one.gaps,
-                lost=one.lost,
-                missing=one.incomplete,
-                duplicates=one.duplicates,
-                restarts=one.restarts,
+                last_seq=state.sequence.last,
+                last_batch_at=state.last_at,
+                batches=state.batches,
+                gaps=state.gaps,
+                lost=state.lost,
+                missing=state.incomplete,
+                duplicates=state.duplicates,
+                restarts=state.restarts,
                 malformed=self._malformed,
-                unknown_events=one.unknown_events,
+                unknown_events=state.unknown_events,
             )
-            for rank, one in self._ranks.items()
+            for rank, state in self._ranks.items()
         }
 
     # -- ranks -----------------------------------------------------------------------------
@@ -173,9 +175,9 @@ class DurableEvents:
             self._malformed += 1
             self._doubt_all(f"message {value.sequence:,} of the stream is unreadable: {error}")
             return
-        one = self._ranks.get((event.worker_id, event.dp_rank))
-        if one is not None:
-            self._event(one, event, first, value)
+        state = self._ranks.get((event.worker_id, event.dp_rank))
+        if state is not None:
+            self._event(state, event, first, value)
         elif len(self._skipped) < MAX_SKIPPED:
             self._skipped.add(event.worker_id)
 
@@ -188,8 +190,8 @@ class DurableEvents:
             self._doubt_all(f"the snapshot of its events is unreadable: {error}")
             return
         self._from_snapshot = True
-        for one in self._ranks.values():
-            one.in_snapshot = True
+        for state in self._ranks.values():
+            state.in_snapshot = True
         for event in events:
             rank = (event.worker_id, event.dp_rank)
             if rank not in self._ranks:
@@ -201,46 +203,46 @@ class DurableEvents:
                 self._ranks[rank].restored = True
                 self._emit(IndexUpdate(*rank, event.event_id, (event.event,), 0.0))
 
-    def _event(self, one: _Rank, event: RouterEvent, first: int, message: ChannelMessage) -> None:
+    def _event(self, state: _Rank, event: RouterEvent, first: int, message: ChannelMessage) -> None:
         rank = (event.worker_id, event.dp_rank)
         digest = xxh3_64_intdigest(message.payload)
         # A message that is read again has a number that was read before.
-        is_new = message.sequence > one.newest
-        one.newest = max(one.newest, message.sequence)
-        started = one.sequence.last is not None
-        if started and one.sequence.judge(event.event_id, digest, reconnected=is_new) is (
+        is_new = message.sequence > state.newest
+        state.newest = max(state.newest, message.sequence)
+        started = state.sequence.last is not None
+        if started and state.sequence.judge(event.event_id, digest, reconnected=is_new) is (
             Verdict.RESTART
         ):
-            self._restart(rank, one, event.event_id)
-        if one.sequence.last is None:
+            self._restart(rank, state, event.event_id)
+        if state.sequence.last is None:
             # A stream that has lost nothing has a rank's first event, which is 0 or 1.
-            complete = not one.doubted and event.event_id == 1
+            complete = not state.doubted and event.event_id == 1
             start = 1 if complete else min(first, event.event_id)
             # What came before is in the snapshot, which has no number.
-            one.sequence = EventSequence(event.event_id if one.in_snapshot else start)
-        verdict = one.sequence.judge(event.event_id, digest)
+            state.sequence = EventSequence(event.event_id if state.in_snapshot else start)
+        verdict = state.sequence.judge(event.event_id, digest)
         if verdict not in (Verdict.NEXT, Verdict.GAP):
-            one.duplicates += 1
+            state.duplicates += 1
             return
-        lost = one.sequence.advance(event.event_id, digest)
-        one.gaps += bool(lost)
-        one.lost += lost
-        one.missing = 0 if isinstance(event.event, Cleared) else one.missing + lost
-        one.doubted = False
-        one.batches += 1
-        one.last_at = self._clock()
+        lost = state.sequence.advance(event.event_id, digest)
+        state.gaps += bool(lost)
+        state.lost += lost
+        state.missing = 0 if isinstance(event.event, Cleared) else state.missing + lost
+        state.doubted = False
+        state.batches += 1
+        state.last_at = self._clock()
         if isinstance(event.event, UnknownEvent):
-            one.unknown_events += 1
+            state.unknown_events += 1
         else:
             self._emit(IndexUpdate(*rank, event.event_id, (event.event,), 0.0))
         if self._connected:
-            self._report_state(rank, one)
+            self._report_state(rank, state)
 
-    def _restart(self, rank: Rank, one: _Rank, number: int) -> None:
-        last = one.sequence.last
-        one.sequence.reset()
-        one.restarts += 1
-        one.missing, one.doubted, one.in_snapshot, one.reported = 0, False, False, None
+    def _restart(self, rank: Rank, state: _Rank, number: int) -> None:
+        last = state.sequence.last
+        state.sequence.reset()
+        state.restarts += 1
+        state.missing, state.doubted, state.in_snapshot, state.reported = 0, False, False, None
         self._emit(
             StreamCondition(
                 rank[0],
@@ -273,24 +275,24 @@ class DurableEvents:
 
     def _doubt_all(self, why: str) -> None:
         self._truncated = True
-        for rank, one in self._ranks.items():
-            one.doubted = True
+        for rank, state in self._ranks.items():
+            state.doubted = True
             if self._connected:
-                self._report_state(rank, one, why)
+                self._report_state(rank, state, why)
 
     # -- reports ---------------------------------------------------------------------------
 
     def _report_connected(self, rank: Rank) -> None:
         self._report(rank, StreamCode.STREAM_CONNECTED, "its stream is read")
-        one = self._ranks[rank]
-        one.reported = None
-        self._report_state(rank, one)
+        state = self._ranks[rank]
+        state.reported = None
+        self._report_state(rank, state)
 
-    def _report_state(self, rank: Rank, one: _Rank, why: str = "") -> None:
-        missing = one.incomplete
-        if missing == one.reported:
+    def _report_state(self, rank: Rank, state: _Rank, why: str = "") -> None:
+        missing = state.incomplete
+        if missing == state.reported:
             return
-        one.reported = missing
+        state.reported = missing
         if missing:
             why = why or "the stream does not have all of its events"
             message = f"its index is incomplete: {why}"

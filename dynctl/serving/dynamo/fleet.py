@@ -150,19 +150,19 @@ class DynamoFleet(Fleet):
 
     def _first(self, model: str, worker_set: str | None = None) -> RegisteredWorker | None:
         """The worker with the smallest id whose card is accepted; prefill workers are the last."""
-        found = [
-            one
-            for one in self._workers.values()
-            if one.worker.model == model
-            and (worker_set is None or worker_set in one.worker.worker_sets)
+        items = [
+            item
+            for item in self._workers.values()
+            if item.worker.model == model
+            and (worker_set is None or worker_set in item.worker.worker_sets)
         ]
         accepted = set(self._accepted.values())
         return min(
-            found,
-            key=lambda one: (
-                one.card.version not in accepted,
-                not one.card.model_type,
-                one.worker.worker_id,
+            items,
+            key=lambda item: (
+                item.card.version not in accepted,
+                not item.card.model_type,
+                item.worker.worker_id,
             ),
             default=None,
         )
@@ -193,21 +193,21 @@ class DynamoFleet(Fleet):
 
     def router_name(self) -> str | None:
         """The name of this router's durable consumers; None while it is not registered."""
-        found = None if self._registration is None else self._registration.instance_id
-        return None if found is None else str(found)
+        instance_id = None if self._registration is None else self._registration.instance_id
+        return None if instance_id is None else str(instance_id)
 
     async def dump(self, scope: EndpointId) -> list[RouterEvent]:
         """The events that build the index of a component's workers."""
         await self.index.drained()
-        router, found = self._service.router, []
+        router, events = self._service.router, []
         for item in self._workers.values():
             if item.card.endpoint[:2] != scope[:2]:
                 continue
             for rank in item.worker.ranks:
                 slot = router.registry.slot(item.worker.worker_id, rank)
                 for event in () if slot is None else router.index.stored_events(slot):
-                    found.append(RouterEvent(item.worker.worker_id, rank, 0, event))
-        return found
+                    events.append(RouterEvent(item.worker.worker_id, rank, 0, event))
+        return events
 
     async def join(self) -> None:
         """Read what is registered and follow it. Raises Unreachable."""
@@ -216,7 +216,7 @@ class DynamoFleet(Fleet):
         if self._registration is not None:
             await self._registration.start()
         await self.observer.start()
-        loading = [one.task for one in self._models.values() if one.task is not None]
+        loading = [model.task for model in self._models.values() if model.task is not None]
         if loading:
             await asyncio.wait(loading, timeout=_START_S)
 
@@ -245,7 +245,7 @@ class DynamoFleet(Fleet):
     def _take(self, deployment: Deployment) -> None:
         """Add, change and remove members so that they are the registered workers."""
         most = self._config.limits.workers
-        self._workers = {one.worker.worker_id: one for one in deployment.workers[:most]}
+        self._workers = {item.worker.worker_id: item for item in deployment.workers[:most]}
         for member in self:
             if member.spec.worker_id not in self._workers:
                 self._remove(member)
@@ -264,9 +264,9 @@ class DynamoFleet(Fleet):
         if server is None or registration is None:
             return
         wanted = {
-            one.card.endpoint._replace(name=_ROUTER_ENDPOINT)
-            for one in deployment.workers
-            if one.durable_events is not None
+            item.card.endpoint._replace(name=_ROUTER_ENDPOINT)
+            for item in deployment.workers
+            if item.durable_events is not None
         }
         if wanted != self._streams:
             for endpoint in wanted - self._streams:
@@ -316,27 +316,31 @@ class DynamoFleet(Fleet):
 
     def _report(self, deployment: Deployment) -> None:
         """A condition for each entry that cannot be read or served."""
-        found = {one.subject: one.message for one in deployment.problems if one.code in _REPORTED}
-        for subject in self._reported - found.keys():
+        messages = {
+            problem.subject: problem.message
+            for problem in deployment.problems
+            if problem.code in _REPORTED
+        }
+        for subject in self._reported - messages.keys():
             self._service.clear_condition(codes.WORKER_REJECTED, subject)
-        for subject, message in found.items():
+        for subject, message in messages.items():
             self._service.set_condition(codes.WORKER_REJECTED, subject, message)
-        self._reported = set(found)
+        self._reported = set(messages)
 
     def _accept(self, deployment: Deployment) -> None:
         """As a Dynamo frontend: of each worker set the version of the card that came first counts,
         and workers with another one get no requests."""
         rejected: dict[int, str] = {}
         accepted: dict[str, str] = {}
-        for one in deployment.worker_sets:
-            key = f"{one.model} {one.name}"
+        for workers in deployment.worker_sets:
+            key = f"{workers.model} {workers.name}"
             version = self._accepted.get(key)
-            if version is None or version not in one.versions:
-                version = max(one.versions, key=lambda each: len(one.versions[each]))
+            if version is None or version not in workers.versions:
+                version = max(workers.versions, key=lambda each: len(workers.versions[each]))
             accepted[key] = version
-            for other, members in one.versions.items():
+            for other, members in workers.versions.items():
                 if other != version:
-                    why = f"its card differs from that of other workers of {one.name}"
+                    why = f"its card differs from that of other workers of {workers.name}"
                     rejected |= dict.fromkeys(members, why)
         self._accepted = accepted
         self.observer.reject(rejected)
@@ -434,12 +438,13 @@ class DynamoFleet(Fleet):
         if self._config.model_path is not None or not self._reads_files:
             return
         names: dict[str, set[str]] = {}
-        for one in self._workers.values():
-            names.setdefault(one.worker.model, set()).update(one.worker.worker_sets or ("",))
+        for registered in self._workers.values():
+            worker = registered.worker
+            names.setdefault(worker.model, set()).update(worker.worker_sets or ("",))
         self._files = {
             (model, name): _files_of(item.card)
-            for model, found in names.items()
-            for name in found
+            for model, set_names in names.items()
+            for name in set_names
             if (item := self._first(model, name or None)) is not None
         }
         wanted = {(model, files) for (model, _), files in self._files.items()}
@@ -465,12 +470,12 @@ class DynamoFleet(Fleet):
     def _take_tokenizers(self) -> None:
         """Use what is loaded: for each worker set the tokenizer of its files."""
         tokenizers = self._service.tokenizers
-        found = {
+        loaded_sets = {
             key: loaded
             for key, files in self._files.items()
             if (loaded := self._models[key[0], files].tokenizer) is not None
         }
-        tokenizers.set_by_set(found)
+        tokenizers.set_by_set(loaded_sets)
         for name in {model for model, _ in self._files}:
             first = self._first(name)
             model = None if first is None else self._model_of(first.worker)
@@ -483,8 +488,8 @@ class DynamoFleet(Fleet):
         """Fetch and verify the files of a model's card, again and again until that succeeds."""
         failures = 0
         while True:
-            found = self._sets_with(name, files)
-            item = self._first(name, found[0] or None) if found else None
+            set_names = self._sets_with(name, files)
+            item = self._first(name, set_names[0] or None) if set_names else None
             if item is None:
                 return
             try:
@@ -544,10 +549,10 @@ class DynamoFleet(Fleet):
         }
 
     def streams_by_worker(self) -> Mapping[int, Mapping[int, StreamState]]:
-        found: dict[int, dict[int, StreamState]] = {}
+        states: dict[int, dict[int, StreamState]] = {}
         for (owner, rank), state in self.observer.stream_states().items():
-            found.setdefault(owner, {})[rank] = state
-        return found
+            states.setdefault(owner, {})[rank] = state
+        return states
 
     @property
     def load_interval(self) -> float:
@@ -583,10 +588,10 @@ def _files_of(card: ModelCard) -> str:
 def _bootstrap(card: ModelCard) -> tuple[str, int] | None:
     """Where decode workers meet this prefill worker, if it has a bootstrap endpoint."""
     runtime = card.runtime_config
-    found = runtime.get("disaggregated_endpoint") or runtime
-    if not isinstance(found, Mapping):
+    endpoint = runtime.get("disaggregated_endpoint") or runtime
+    if not isinstance(endpoint, Mapping):
         return None
-    host, port = found.get("bootstrap_host"), found.get("bootstrap_port")
+    host, port = endpoint.get("bootstrap_host"), endpoint.get("bootstrap_port")
     if not isinstance(host, str) or not host or type(port) is not int or not 0 < port <= _MOST_PORT:
         return None
     return host, port

@@ -118,11 +118,11 @@ class FleetSync(SharedBookings):
     def take_deployment(self, deployment: Deployment) -> None:
         """Publish for every pool of workers; end the bookings of routers whose channel is gone."""
         present = {
-            one.worker.worker_id: one.instance.endpoint
-            for one in deployment.workers
-            if one.worker.worker_id not in self._pool_of
+            item.worker.worker_id: item.instance.endpoint
+            for item in deployment.workers
+            if item.worker.worker_id not in self._pool_of
         }
-        gone = self._pool_of.keys() - {one.worker.worker_id for one in deployment.workers}
+        gone = self._pool_of.keys() - {item.worker.worker_id for item in deployment.workers}
         if gone:
             self.flush()  # what they had is published on their pool's channel
             for worker_id in gone:
@@ -199,7 +199,7 @@ class FleetSync(SharedBookings):
         for scope, events in by_pool.items():
             topic = self._pools[scope].topic
             several = isinstance(topic.channel.transport, ZmqTransport)
-            for message in [events] if several else [[one] for one in events]:
+            for message in [events] if several else [[event] for event in events]:
                 topic.publish(encode_sequences(message, batched=several))
         return bool(by_pool)
 
@@ -318,17 +318,17 @@ class FleetSync(SharedBookings):
         now = self._clock()
         return [
             ReplicaRow(
-                one.name,
-                f"{one.router_id or 0:016x}",
-                one.address or None,
-                "in step" if one.missed_at is None else "behind",
-                round(now - one.heard_at, 3),
-                len(one.bookings),
-                one.lost,
+                router.name,
+                f"{router.router_id or 0:016x}",
+                router.address or None,
+                "in step" if router.missed_at is None else "behind",
+                round(now - router.heard_at, 3),
+                len(router.bookings),
+                router.lost,
             )
-            for one in sorted(self._routers.values(), key=lambda one: one.name)
+            for router in sorted(self._routers.values(), key=lambda router: router.name)
         ]
 
     def out_of_date(self) -> str:
-        late = [one.name for one in self._routers.values() if one.missed_at is not None]
+        late = [router.name for router in self._routers.values() if router.missed_at is not None]
         return ", ".join(late[:3])

@@ -132,7 +132,7 @@ class LoadMirror:
         """Workers and routers come and go for as long as this process runs."""
         for ranks in (self.reported, self.over):
             if len(ranks) >= _MOST_SEEN:
-                ranks -= {one for one in ranks if self._registry.slot(*one) is None}
+                ranks -= {rank for rank in ranks if self._registry.slot(*rank) is None}
         if len(self.routers) >= _MOST_SEEN:
             self.routers.clear()
 

@@ -283,38 +283,40 @@ class Observer:
     async def settled(self) -> None:
         """Wait until the recovery of every rank succeeded or failed, and all events are applied."""
         reads = [rank.index.settled() for rank in self._ranks.values()]
-        reads += [one.events.settled() for one in self._durable.values()]
+        reads += [stream.events.settled() for stream in self._durable.values()]
         await asyncio.gather(*reads)
         await self.applier.drained()
 
     def not_current(self) -> dict[Rank, str]:
         """The ranks whose index is incomplete or out of date, and why."""
-        found = {}
+        reasons = {}
         for rank, followed in self._ranks.items():
             if followed.channel is None and not followed.shared:
-                found[rank] = "no event channel is registered"
+                reasons[rank] = "no event channel is registered"
             elif not followed.index.current:
-                found[rank] = followed.index.problem or "recovery is running"
-        for one in self._durable.values():
-            found |= one.events.not_current()
-        return found
+                reasons[rank] = followed.index.problem or "recovery is running"
+        for stream in self._durable.values():
+            reasons |= stream.events.not_current()
+        return reasons
 
     @property
     def problems(self) -> tuple[Problem, ...]:
         """The deployment's problems, without missing events that were found in a stream."""
-        read = {worker_id for one in self._durable.values() for worker_id in one.events.read()}
+        read = {
+            worker_id for stream in self._durable.values() for worker_id in stream.events.read()
+        }
         heard = {i.worker.name for i in self.deployment.workers if i.worker.worker_id in read}
         return tuple(
-            one
-            for one in self.deployment.problems
-            if one.code is not ProblemCode.EVENTS_MISSING or one.subject not in heard
+            problem
+            for problem in self.deployment.problems
+            if problem.code is not ProblemCode.EVENTS_MISSING or problem.subject not in heard
         )
 
     def stream_states(self) -> dict[Rank, StreamState]:
         """The state of each rank's event stream."""
         states = {rank: followed.index.state() for rank, followed in self._ranks.items()}
-        for one in self._durable.values():
-            states |= one.events.states()
+        for stream in self._durable.values():
+            states |= stream.events.states()
         return states
 
     # -- reading the index -----------------------------------------------------------------
@@ -421,10 +423,10 @@ class Observer:
         """Exclude rejected workers, and those whose namespace serves no requests."""
         registry = self.router.registry
         reasons = {
-            worker_id: one.not_ready
-            for one in self.deployment.worker_sets
-            if one.not_ready and one.role is not Role.PREFILL
-            for worker_id in one.worker_ids
+            worker_id: worker_set.not_ready
+            for worker_set in self.deployment.worker_sets
+            if worker_set.not_ready and worker_set.role is not Role.PREFILL
+            for worker_id in worker_set.worker_ids
         } | self._rejected
         if self._on_available is not None:
             self._on_available(reasons)
@@ -494,9 +496,10 @@ class Observer:
 
         def ranks() -> dict[Rank, RankIndex]:
             return {
-                rank: one.index
-                for rank, one in self._ranks.items()
-                if one.shared and (one.source.scope.namespace, one.source.scope.component) == key
+                rank: followed.index
+                for rank, followed in self._ranks.items()
+                if followed.shared
+                and (followed.source.scope.namespace, followed.source.scope.component) == key
             }
 
         if key not in self._components:

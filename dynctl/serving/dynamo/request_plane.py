@@ -265,11 +265,11 @@ class PlaneDispatch:
         return _Message(msgspec.structs.replace(request, stop_conditions=stop), prefill=True)
 
     def handed_over(self, decision: Decision, answer: bytes) -> PrefillResult:
-        found = msgspec.json.decode(answer)
-        if found["handed"] is None:
+        body = msgspec.json.decode(answer)
+        if body["handed"] is None:
             raise ValueError("the prefill response hands over nothing (no disaggregated_params)")
-        details = found["usage"].get("prompt_tokens_details")
-        return PrefillResult(disaggregated_params=found["handed"], prompt_tokens_details=details)
+        details = body["usage"].get("prompt_tokens_details")
+        return PrefillResult(disaggregated_params=body["handed"], prompt_tokens_details=details)
 
     def decode(self, call: Call, plan: RoutingPlan, handed: PrefillResult) -> _Message:
         return _Message(msgspec.structs.replace(_after_prefill(call, plan), prefill_result=handed))
@@ -866,10 +866,10 @@ def _as_of_the_start(output: EngineOutput, earlier: int) -> EngineOutput:
 
 def _reported(origin: str, item: EngineItem) -> UpstreamFailure:
     """The failure that a worker reported in its response, without its text."""
-    found = item.error if isinstance(item.error, dict) else {}
-    status = INVALID_STATUS if found.get("class") == "InvalidRequest" else ERROR_STATUS
-    reason = printable(str(found.get("reason") or "an error that its log has"))
-    public = found.get("public")
+    error = item.error if isinstance(item.error, dict) else {}
+    status = INVALID_STATUS if error.get("class") == "InvalidRequest" else ERROR_STATUS
+    reason = printable(str(error.get("reason") or "an error that its log has"))
+    public = error.get("public")
     text = public.get("message") if isinstance(public, dict) else None
     body = error_body(status, single_line(text, _MAX_PUBLIC) if isinstance(text, str) else "")
     return UpstreamFailure("status", f"{origin} reported {reason}", status=status, body=body)

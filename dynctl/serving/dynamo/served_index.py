@@ -58,7 +58,7 @@ class IndexQueries:
         if len(question.block_hashes) > MAX_HASHES:
             yield {"Error": f"{len(question.block_hashes):,} hashes; expected {MAX_HASHES:,}"}
             return
-        if not all(0 <= one < 2**64 for one in question.block_hashes):
+        if not all(0 <= block_hash < 2**64 for block_hash in question.block_hashes):
             yield {"Error": "a hash is not a u64"}
             return
         router, name = self._service.router, question.model_name
@@ -141,15 +141,15 @@ def served_index(
     serving: set[EndpointId] = set()
 
     def endpoints() -> list[EndpointId]:
-        found = {
+        published = {
             item.instance.endpoint._replace(name=INDEXER)
             for item in observer.deployment.workers
             if item.sources
         }
-        for endpoint in found - serving:
+        for endpoint in published - serving:
             process.server.serve(endpoint, queries.answer)
             serving.add(endpoint)
-        return sorted(found)
+        return sorted(published)
 
     process = PlaneProcess(service, registrar, host, endpoints)
     return process
@@ -185,28 +185,31 @@ class RemoteIndex:
 
     async def _ask(self, request: RoutingRequest) -> None:
         deployment, own = self._observer.deployment, self._own()
-        workers = [one for one in deployment.workers if one.worker.model == request.model]
-        components = {one.instance.endpoint[:2] for one in workers if one.sources}
+        workers = [worker for worker in deployment.workers if worker.worker.model == request.model]
+        components = {worker.instance.endpoint[:2] for worker in workers if worker.sources}
         asked = False
         for component in sorted(components):
             indexers = [
-                one
-                for one in deployment.indexers
-                if one.endpoint[:2] == component and one.instance_id != own
+                indexer
+                for indexer in deployment.indexers
+                if indexer.endpoint[:2] == component and indexer.instance_id != own
             ]
             if not indexers:
                 continue
-            members = [one.worker for one in workers if one.instance.endpoint[:2] == component]
+            members = [
+                worker.worker for worker in workers if worker.instance.endpoint[:2] == component
+            ]
             hashes = BlockHashes(
                 request.block_size, list(request.local_hashes), list(request.sequence_hashes)
             )
-            self._forget(request, [one.worker_id for one in members])
+            self._forget(request, [member.worker_id for member in members])
             await self._observer.query_indexer(indexers[0], request.model, hashes, members)
             asked = True
         if components and not asked:
+            names = ", ".join(map(".".join, sorted(components)))
             raise RequestPlaneError(
-                f"no {INDEXER} of {', '.join('.'.join(one) for one in sorted(components))} is "
-                "registered: start a router or frontend with --serve-indexer"
+                f"no {INDEXER} of {names} is registered: "
+                "start a router or frontend with --serve-indexer"
             )
 
     def _forget(self, request: RoutingRequest, worker_ids: Iterable[int]) -> None:

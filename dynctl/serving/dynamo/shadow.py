@@ -375,12 +375,12 @@ class Shadow:
 
     def _show(self, findings: Sequence[Finding]) -> None:
         """Findings are conditions here, as they hold until they are repaired."""
-        found = {(one.code, one.subject): one.message for one in findings}
-        for code, subject in self._findings - found.keys():
+        messages = {(finding.code, finding.subject): finding.message for finding in findings}
+        for code, subject in self._findings - messages.keys():
             self._service.clear_condition(code, subject)
-        for (code, subject), message in found.items():
+        for (code, subject), message in messages.items():
             self._service.set_condition(code, subject, message)
-        self._findings = set(found)
+        self._findings = set(messages)
 
 
 class _Prefill(NamedTuple):

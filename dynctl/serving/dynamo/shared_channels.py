@@ -51,7 +51,7 @@ class SharedChannels:
 
     def _all_open(self) -> bool:
         """Whether every channel without a known rank is connected, and there is one."""
-        unknown = [one for key, one in self._connected.items() if key not in self._owners]
+        unknown = [channel for key, channel in self._connected.items() if key not in self._owners]
         return bool(unknown) and all(unknown)
 
     def _take(self, publisher: int, value: ChannelValue) -> None:

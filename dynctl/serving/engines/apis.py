@@ -157,9 +157,9 @@ class _Typed(msgspec.Struct):
 
 def event_name(event: bytes) -> str:
     """The name of an event: of its line ``event:``, else the ``type`` of its data; else empty."""
-    found = _NAME_LINE.search(event)
-    if found is not None:
-        return found[1].strip().decode("utf-8", "replace")
+    match = _NAME_LINE.search(event)
+    if match is not None:
+        return match[1].strip().decode("utf-8", "replace")
     try:
         return msgspec.json.decode(event_data(event), type=_Typed).type
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

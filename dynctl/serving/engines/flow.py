@@ -510,8 +510,8 @@ class RequestFlow:
     async def _first_output(self, response: EngineStream, timeout_s: float) -> bytes:
         """The stream up to its first event or a part of it, with the comments before it."""
         head = await response.readany()
-        found = _FIELD.search(head)
-        start = -1 if found is None else found.start(1)
+        field = _FIELD.search(head)
+        start = -1 if field is None else field.start(1)
         if start < 0:
             try:
                 async with asyncio.timeout(timeout_s):
@@ -577,9 +577,9 @@ class RequestFlow:
         """The stream up to the first field of an event, and its place."""
         whole, searched, stream = bytearray(head), 0, True
         while True:
-            found = _FIELD.search(whole, max(0, searched - _FIELD_BYTES))
-            if found is not None:
-                return bytes(whole), found.start(1)
+            field = _FIELD.search(whole, max(0, searched - _FIELD_BYTES))
+            if field is not None:
+                return bytes(whole), field.start(1)
             # Empty lines at the beginning are looked at again and again; of those are few.
             if len(whole) >= _FIRST_BYTES and (searched < _FIRST_BYTES or whole[:1] in b"\r\n"):
                 stream = _EVENT_STREAM.match(whole) is not None
@@ -682,10 +682,11 @@ def _check_type(response: EngineStream, expected: str) -> None:
             "protocol", f"{response.origin} compressed its answer with {encoding[:40]!r}; expected "
             "no compression, as the request's Accept-Encoding says",
         )  # fmt: skip
-    found = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if found and found != expected:
+    content_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type and content_type != expected:
         raise UpstreamFailure(
-            "protocol", f"{response.origin} answered with {found[:80]!r}; expected {expected}"
+            "protocol",
+            f"{response.origin} answered with {content_type[:80]!r}; expected {expected}",
         )
 
 

@@ -137,11 +137,11 @@ def worker_spec(plain: Mapping[str, Any], *, where: str) -> WorkerSpec:
             f"{where}: domains is {describe(domains)}; expected domain: value pairs"
         )
     own = {key: value for key, value in given.items() if key not in RESERVED and key != "taints"}
-    found = {}
+    all_domains = {}
     for key, value in own.items():
         _not_a_slip(key, value, where)
     for key, value in {**domains, **own}.items():
-        found[str(key)] = _domain(str(key), value, where)
+        all_domains[str(key)] = _domain(str(key), value, where)
     name = given.get("name")
     if name is None:
         name = urlsplit(url).netloc
@@ -151,7 +151,7 @@ def worker_spec(plain: Mapping[str, Any], *, where: str) -> WorkerSpec:
         url=url,
         name=name,
         role=_role(given.get("role"), where),
-        domains=found,
+        domains=all_domains,
         kv_events=_endpoint(given, "kv-events", where),
         replay=_endpoint(given, "replay", where),
         block_size=_count(given, "block-size", where, 4096),
@@ -239,12 +239,12 @@ def _endpoint(given: Mapping[str, Any], key: str, where: str) -> str | None:
         return ""
     if not isinstance(value, str):
         raise _wrong(where, key, value)
-    scheme, found, address = value.partition("://")
+    scheme, separator, address = value.partition("://")
     if scheme == "ipc" and address.startswith("/") and "\0" not in address and len(address) < 100:
         return value
     host, colon, port = address.rpartition(":")
     good = scheme == "tcp" and host and colon and port.isascii() and port.isdigit()
-    if not found or not good or not 1 <= int(port) <= 65535:
+    if not separator or not good or not 1 <= int(port) <= 65535:
         raise _wrong(where, key, value)
     return value
 
@@ -298,10 +298,10 @@ def _truth(given: Mapping[str, Any], key: str, where: str) -> bool | None:
 
 
 def _taints(given: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    found: list[Any] = []
+    taints: list[Any] = []
     for key in ("taint", "taints"):
         value = given.get(key) or []
-        found += value if isinstance(value, list) else [value]
-    if len(found) > 256 or not all(isinstance(t, str) and 0 < len(t) <= 512 for t in found):
+        taints += value if isinstance(value, list) else [value]
+    if len(taints) > 256 or not all(isinstance(t, str) and 0 < len(t) <= 512 for t in taints):
         raise WorkerSpecError(f"{where}: taint: expected at most 256 texts, each up to 512 long")
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(taints))

@@ -93,9 +93,9 @@ def configure_logging(
 
 def fields_of(record: logging.LogRecord) -> dict[str, object]:
     """The fields of :data:`FIELDS` that the record has from ``extra``."""
-    found = [(name, getattr(record, name, None)) for name in FIELDS]
-    found.insert(0, ("process", getattr(record, _PROCESS, None)))
-    return {name: value for name, value in found if value is not None}
+    fields = [(name, getattr(record, name, None)) for name in FIELDS]
+    fields.insert(0, ("process", getattr(record, _PROCESS, None)))
+    return {name: value for name, value in fields if value is not None}
 
 
 def _named(process: str, record: logging.LogRecord) -> bool:

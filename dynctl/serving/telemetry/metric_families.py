@@ -186,8 +186,8 @@ def families(
     *, router_id: int, namespace: str = "dynamo", component: str = "backend"
 ) -> Mapping[str, Family]:
     """Every family by its full name. ``router_id`` (u64) is this process among the routers."""
-    found = list(_families(router_id, namespace, component))
-    return {family.name: family for family in found}
+    families = list(_families(router_id, namespace, component))
+    return {family.name: family for family in families}
 
 
 def _families(router_id: int, namespace: str, component: str) -> Iterator[Family]:

@@ -124,7 +124,7 @@ def _wall_of(record: RequestRecord) -> Callable[[float], int]:
 
 
 def _request_attributes(record: RequestRecord, doubts: list[str]) -> dict[str, Value]:
-    found: dict[str, Value | None] = {
+    attributes: dict[str, Value | None] = {
         "gen_ai.operation.name": _OPERATIONS.get(record.endpoint, "chat"),
         "gen_ai.request.model": record.model,
         "gen_ai.usage.input_tokens": record.prompt_tokens or record.isl_tokens,
@@ -143,19 +143,21 @@ def _request_attributes(record: RequestRecord, doubts: list[str]) -> dict[str, V
         "dynctl.doubts": doubts or None,
     }
     if record.attempts:
-        found["dynctl.failed_workers"] = [f"{stage} {name}" for name, stage, _ in record.attempts]
+        attributes["dynctl.failed_workers"] = [
+            f"{stage} {name}" for name, stage, _ in record.attempts
+        ]
     plan: RoutingPlan | None = record.plan
     if plan is not None:
-        found["dynctl.relaxed"] = plan.relaxed
+        attributes["dynctl.relaxed"] = plan.relaxed
         if plan.bypass is not None:
-            found["dynctl.prefill_hop"] = plan.bypass.reason
-    return {name: value for name, value in found.items() if value is not None}
+            attributes["dynctl.prefill_hop"] = plan.bypass.reason
+    return {name: value for name, value in attributes.items() if value is not None}
 
 
 def decision_attributes(decision: Decision) -> dict[str, Value]:
     """Why this worker: the candidates, the terms of the cost, and what the caches had."""
     winner, inputs = decision.winner, decision.inputs
-    found: dict[str, Value] = {
+    attributes: dict[str, Value] = {
         "dynctl.stage": decision.stage,
         "dynctl.mode": decision.mode,
         "dynctl.outcome": decision.outcome,
@@ -165,25 +167,25 @@ def decision_attributes(decision: Decision) -> dict[str, Value]:
     }
     worker, ref = decision.worker, decision.ref
     if winner is None or worker is None or ref is None:
-        return found
-    found["dynctl.worker"] = worker.name
-    found["dynctl.dp_rank"] = ref.dp_rank
-    found |= {f"dynctl.domain.{name}": value for name, value in worker.domains.items()}
-    found["dynctl.cost"] = float(decision.costs[winner])
+        return attributes
+    attributes["dynctl.worker"] = worker.name
+    attributes["dynctl.dp_rank"] = ref.dp_rank
+    attributes |= {f"dynctl.domain.{name}": value for name, value in worker.domains.items()}
+    attributes["dynctl.cost"] = float(decision.costs[winner])
     margin = decision.margin
     if margin is not None:
-        found["dynctl.margin"] = float(margin)
+        attributes["dynctl.margin"] = float(margin)
     for term in decision.terms:
-        found[f"dynctl.cost.{term.name}"] = term.weight * float(term.values[winner])
+        attributes[f"dynctl.cost.{term.name}"] = term.weight * float(term.values[winner])
     if inputs is not None and decision.overlap_modelled:
-        found["dynctl.cached_blocks"] = decision.overlap_blocks(winner)
-        found["dynctl.best_cached_blocks"] = inputs.most_overlap
-    order = [one for one in (winner, decision.runner_up) if one is not None]
+        attributes["dynctl.cached_blocks"] = decision.overlap_blocks(winner)
+        attributes["dynctl.best_cached_blocks"] = inputs.most_overlap
+    order = [position for position in (winner, decision.runner_up) if position is not None]
     if len(decision.costs) <= _ALL:
         order = nsmallest(CANDIDATES, range(len(decision.costs)), decision.costs.__getitem__)
-    found["dynctl.costs"] = [
-        f"{decision.workers[one].name} {decision.costs[one]:.3f}" for one in order
+    attributes["dynctl.costs"] = [
+        f"{decision.workers[position].name} {decision.costs[position]:.3f}" for position in order
     ]
     if decision.notes:
-        found["dynctl.notes"] = decision.notes
-    return found
+        attributes["dynctl.notes"] = decision.notes
+    return attributes

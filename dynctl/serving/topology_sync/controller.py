@@ -52,7 +52,7 @@ def look_once(cluster: Cluster, namespace: str | None, sync: PodSync) -> list[Lo
     for resource, where in ((NODES, None), (PODS, namespace)):
         bodies, _ = read_all(cluster, resource, where)
         followed.replace(resource, bodies)
-    return [one for pod in followed.pods() for one in sync.look(pod, followed.nodes)]
+    return [label for pod in followed.pods() for label in sync.look(pod, followed.nodes)]
 
 
 @dataclass(slots=True)
@@ -92,15 +92,15 @@ class Controller:
     def run(self) -> None:
         """Until :meth:`stop`, from any thread. Releases the lease at the end."""
         threads = [
-            threading.Thread(target=one.run, name=f"dynctl-{name}", daemon=True)
-            for name, one in self._followers.items()
+            threading.Thread(target=follower.run, name=f"dynctl-{name}", daemon=True)
+            for name, follower in self._followers.items()
         ]
         if self._election is not None:
             threads.append(
                 threading.Thread(target=self._elect, name="dynctl-election", daemon=True)
             )
-        for one in threads:
-            one.start()
+        for thread in threads:
+            thread.start()
         reasons: dict[str, str] = {}
         try:
             while not self._stopped.is_set():
@@ -112,8 +112,8 @@ class Controller:
                 self._one_turn()
         finally:
             self.stop()
-            for one in threads:
-                one.join(_TURN_S)
+            for thread in threads:
+                thread.join(_TURN_S)
             if self._election is not None:
                 self._election.release()
 
@@ -153,15 +153,15 @@ class Controller:
             self._say(f"{key[0]}/{key[1]}: {error.message}")
             self._again(key)
             return
-        before = {one.copy.target: _line(one) for one in self._looked.get(key, ())}
-        for one in looked if self.leads else ():
-            line = _line(one)
-            if line and line != before.get(one.copy.target):
+        before = {label.copy.target: _line(label) for label in self._looked.get(key, ())}
+        for label in looked if self.leads else ():
+            line = _line(label)
+            if line and line != before.get(label.copy.target):
                 self._say(f"{key[0]}/{key[1]}: {line}")
         self._looked[key] = looked
-        if any(one.problem for one in looked):
+        if any(label.problem for label in looked):
             self._again(key)
-        elif any(one.copy.state in (CopyState.NO_TOPOLOGY, CopyState.UNREAD) for one in looked):
+        elif any(label.copy.state in (CopyState.NO_TOPOLOGY, CopyState.UNREAD) for label in looked):
             # Topologies are not followed.
             self._retries[key] = _Retry(time.monotonic() + TOPOLOGIES_S, _FIRST_PAUSE_S)
         else:
@@ -204,7 +204,7 @@ class Controller:
     @property
     def ready(self) -> bool:
         """Whether nodes and pods are listed and followed."""
-        return all(one.listed for one in self._followers.values())
+        return all(follower.listed for follower in self._followers.values())
 
     @property
     def alive(self) -> bool:
@@ -217,12 +217,12 @@ class Controller:
 
     def looked(self) -> list[Looked]:
         """What the last look at each pod found."""
-        return [one for _, found in sorted(self._looked.items()) for one in found]
+        return [label for _, all_looked in sorted(self._looked.items()) for label in all_looked]
 
     def metrics(self) -> str:
         """The metrics in the Prometheus text format."""
         states: Counts[str] = Counts(
-            CopyState.CURRENT if one.written else one.copy.state for one in self.looked()
+            CopyState.CURRENT if label.written else label.copy.state for label in self.looked()
         )
         return "".join(
             (
@@ -239,9 +239,9 @@ class Controller:
             yield (name,), int(follower.listed)
 
 
-def copied_label(one: Looked) -> CopiedLabel:
+def copied_label(label: Looked) -> CopiedLabel:
     """The document's row."""
-    copy = one.copy
+    copy = label.copy
     return CopiedLabel(
         copy.namespace,
         copy.pod,
@@ -251,20 +251,20 @@ def copied_label(one: Looked) -> CopiedLabel:
         copy.state.value,
         copy.has,
         copy.wants,
-        one.written,
+        label.written,
         copy.message,
-        one.problem,
+        label.problem,
     )
 
 
-def _line(one: Looked) -> str:
+def _line(label: Looked) -> str:
     """A sentence about a label that was written, is wrong or cannot be written; else empty."""
-    copy = one.copy
-    if one.problem:
-        return f"{copy.target}: {one.problem}"
-    if one.written and copy.state is CopyState.MISSING:
+    copy = label.copy
+    if label.problem:
+        return f"{copy.target}: {label.problem}"
+    if label.written and copy.state is CopyState.MISSING:
         return f"{copy.target}={copy.wants} copied from node {copy.node}"
-    if copy.state in FAILS or one.written:
+    if copy.state in FAILS or label.written:
         return copy.message
     if copy.state in WRITES:
         return f"{copy.target}={copy.wants} would be copied from node {copy.node}"

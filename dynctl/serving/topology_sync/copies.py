@@ -110,7 +110,9 @@ def _copies(
     topologies: Mapping[str, ClusterTopology],
     policy: StalePolicy,
 ) -> Iterator[LabelCopy]:
-    started = any(one.running_since is not None or one.restarts for one in pod.containers)
+    started = any(
+        container.running_since is not None or container.restarts for container in pod.containers
+    )
 
     def copy(
         source: str, target: str, state: CopyState, has: str = "", wants: str = ""
@@ -130,9 +132,9 @@ def _copies(
     else:
         topology = topologies.get(name)
         pairs = [
-            (one.key, DOMAIN_LABEL_PREFIX + one.domain)
-            for one in (topology.levels if topology is not None else ())[:_MOST_LEVELS]
-            if is_label_key(one.key) and is_label_key(DOMAIN_LABEL_PREFIX + one.domain)
+            (level.key, DOMAIN_LABEL_PREFIX + level.domain)
+            for level in (topology.levels if topology is not None else ())[:_MOST_LEVELS]
+            if is_label_key(level.key) and is_label_key(DOMAIN_LABEL_PREFIX + level.domain)
         ]
         if not pairs:
             yield copy(name, "", CopyState.NO_TOPOLOGY)

@@ -97,11 +97,11 @@ class LeaderElection:
             return
         self._renewed = None
         try:
-            found = self._cluster.get(f"{self._path}/{self._name}")
-            spec = dict(mapping(found.get("spec")))
+            lease = self._cluster.get(f"{self._path}/{self._name}")
+            spec = dict(mapping(lease.get("spec")))
             if text(spec.get("holderIdentity")) == self.identity:
                 spec |= {"holderIdentity": "", "leaseDurationSeconds": 1}
-                self._writer.replace(f"{self._path}/{self._name}", {**found, "spec": spec})
+                self._writer.replace(f"{self._path}/{self._name}", {**lease, "spec": spec})
         except (ClusterRefusal, DynctlError) as error:
             _log.warning("the lease %s is left to expire: %s", self._name, error)
 
@@ -113,7 +113,7 @@ class LeaderElection:
             "renewTime": stamp,
         }
         try:
-            found = self._cluster.get(f"{self._path}/{self._name}")
+            lease = self._cluster.get(f"{self._path}/{self._name}")
         except ClusterRefusal as refusal:
             if not refusal.missing:
                 raise
@@ -128,8 +128,8 @@ class LeaderElection:
             )
             self._observe(made)
             return True
-        seen = self._observe(found)
-        spec = mapping(found.get("spec"))
+        seen = self._observe(lease)
+        spec = mapping(lease.get("spec"))
         if seen.holder and seen.holder != self.identity:
             if self._monotonic() - seen.at < seen.duration_s:
                 return False
@@ -138,7 +138,7 @@ class LeaderElection:
             transitions = count(spec.get("leaseTransitions")) + 1
             ours |= {"acquireTime": stamp, "leaseTransitions": transitions}
         self._observe(
-            self._writer.replace(f"{self._path}/{self._name}", {**found, "spec": {**spec, **ours}})
+            self._writer.replace(f"{self._path}/{self._name}", {**lease, "spec": {**spec, **ours}})
         )
         return True
 

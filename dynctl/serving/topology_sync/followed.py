@@ -38,12 +38,12 @@ class FollowedPods:
     def replace(self, resource: Resource, bodies: list[Mapping[str, Any]]) -> None:
         """All objects of a kind, as listed: every pod is due."""
         if resource is NODES:
-            nodes = {one.name: one for one in map(node, bodies)}
+            nodes = {item.name: item for item in map(node, bodies)}
             with self._changed:
                 self._nodes = nodes
                 self._add(self._pods)
             return
-        pods = {(one.namespace, one.name): one for one in map(pod, bodies) if takes_part(one)}
+        pods = {(item.namespace, item.name): item for item in map(pod, bodies) if takes_part(item)}
         with self._changed:
             self._pods = pods
             self._due &= pods.keys()
@@ -55,25 +55,25 @@ class FollowedPods:
         if resource is NODES:
             self._apply_node(node(event.object), gone)
             return
-        one = pod(event.object)
-        key = (one.namespace, one.name)
+        item = pod(event.object)
+        key = (item.namespace, item.name)
         with self._changed:
-            if gone or not takes_part(one):
+            if gone or not takes_part(item):
                 self._pods.pop(key, None)
                 self._due.discard(key)
             else:
-                self._pods[key] = one
+                self._pods[key] = item
                 self._add([key])
 
-    def _apply_node(self, one: Node, gone: bool) -> None:
+    def _apply_node(self, item: Node, gone: bool) -> None:
         with self._changed:
-            before = self._nodes.get(one.name)
+            before = self._nodes.get(item.name)
             if gone:
-                self._nodes.pop(one.name, None)
+                self._nodes.pop(item.name, None)
             else:
-                self._nodes[one.name] = one
-            if gone or before is None or before.labels != one.labels:
-                self._add(key for key, held in self._pods.items() if held.node == one.name)
+                self._nodes[item.name] = item
+            if gone or before is None or before.labels != item.labels:
+                self._add(key for key, held in self._pods.items() if held.node == item.name)
 
     def _add(self, keys: Iterable[PodKey]) -> None:
         self._due.update(keys)

@@ -55,8 +55,8 @@ def run_controller(
         controller.stop()
 
     with ExitStack() as stack:
-        for one in (signal.SIGINT, signal.SIGTERM):
-            stack.callback(signal.signal, one, signal.signal(one, end))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            stack.callback(signal.signal, number, signal.signal(number, end))
         if listening is not None:
             port = stack.enter_context(status_server(controller, listening.host, listening.port))
             say(f"health and metrics: http://{listening.host}:{port}/metrics")

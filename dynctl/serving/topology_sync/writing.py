@@ -87,24 +87,24 @@ class Topologies:
         return self._found
 
     def _read(self) -> tuple[Mapping[str, ClusterTopology], str]:
-        found: list[Manifest] = []
+        manifests: list[Manifest] = []
         problem = ""
         for kind, plural in _TOPOLOGIES.items():
             api = "grove.io/v1alpha1"
             try:
                 for page in self.cluster.pages(f"/apis/{api}/{plural}"):
-                    found += (
-                        Manifest("cluster", {**mapping(one), "kind": kind, "apiVersion": api})
-                        for one in sequence(page.get("items"))
+                    manifests += (
+                        Manifest("cluster", {**mapping(item), "kind": kind, "apiVersion": api})
+                        for item in sequence(page.get("items"))
                     )
             except ClusterRefusal as refusal:
                 if not refusal.missing:
                     problem = lacking(refusal.message) or refusal.message
             except DynctlError as error:
                 problem = error.message
-        if problem and not found:
+        if problem and not manifests:
             return self._found, problem
-        return {one.name: one for one in topologies_of(found)}, problem
+        return {topology.name: topology for topology in topologies_of(manifests)}, problem
 
 
 class PodSync:
@@ -139,25 +139,27 @@ class PodSync:
         if self.topologies.problem:
             # Without the list, a topology is not known to be missing.
             copies = tuple(
-                replace(one, state=CopyState.UNREAD) if one.state is CopyState.NO_TOPOLOGY else one
-                for one in copies
+                replace(copy, state=CopyState.UNREAD)
+                if copy.state is CopyState.NO_TOPOLOGY
+                else copy
+                for copy in copies
             )
-        wanted = [one for one in copies if one.state in WRITES]
+        wanted = [copy for copy in copies if copy.state in WRITES]
         if self._writer is None or not self.may_write():
-            return [Looked(one) for one in copies]
+            return [Looked(copy) for copy in copies]
         problem = self._patch(self._writer, pod, wanted) if wanted else ""
         self.written.inc(("refused" if problem else "written",), len(wanted))
-        found = []
-        for one in copies:
-            written = one in wanted and not problem
-            failed = problem if one in wanted else ""
-            if one.state in REASONS and not failed:
-                failed = self._report(self._writer, one)
-            found.append(Looked(one, written, failed))
-        return found
+        looked = []
+        for copy in copies:
+            written = copy in wanted and not problem
+            failed = problem if copy in wanted else ""
+            if copy.state in REASONS and not failed:
+                failed = self._report(self._writer, copy)
+            looked.append(Looked(copy, written, failed))
+        return looked
 
     def _patch(self, writer: ClusterWriter, pod: Pod, wanted: list[LabelCopy]) -> str:
-        labels = {one.target: one.wants for one in wanted}
+        labels = {copy.target: copy.wants for copy in wanted}
         # With the uid, a pod that was created again under the same name is not changed.
         patch = {"metadata": {"uid": pod.uid, "labels": labels}}
         try:
