@@ -281,6 +281,12 @@ class RankIndex:
             self._restarted(f"it does not have event {last_seen:,} as it was received")
             return
         self._unproven = False
+        if await self._take_answer(answer):
+            self._apply_waiting()
+
+    async def _take_answer(self, answer: RecoveryAnswer) -> bool:
+        """Take what a worker answered; returns whether its process is the one that was known.
+        Raises RequestPlaneError."""
         match answer:
             case TreeDump(events, last):
                 self._emit_condition(
@@ -297,16 +303,17 @@ class RankIndex:
             case Events(events, last):
                 before = self._sequence.last or 0
                 await self._take_over(events, after=before)
-                self._sequence.advance(max(before if last is None else last, before))
+                self._sequence.advance(max(before, last or 0))
             case TooNew(newest_available=newest):
                 if self._sequence.last is not None and not answer.nothing_missed:
                     self._restarted(f"it has {newest} events, {self._sequence.last} were received")
-                    return
+                    return False
                 self._sequence.advance(newest)
-            case InvalidRange() | RecoveryError():
-                why = answer.message if isinstance(answer, RecoveryError) else "invalid range"
-                raise RequestPlaneError(f"the worker cannot export its index: {why}")
-        self._apply_waiting()
+            case InvalidRange():
+                raise RequestPlaneError("the worker cannot export its index: invalid range")
+            case RecoveryError():
+                raise RequestPlaneError(f"the worker cannot export its index: {answer.message}")
+        return True
 
     def _is_same_process(self, answer: RecoveryAnswer, last_seen: int) -> bool:
         """Whether an answer from event ``last_seen`` on is of the process that published it.

@@ -327,8 +327,8 @@ class PlaneDispatch:
                 _PrefillAnswer() if message.prefill else self._answer(call),
                 first_byte_s,
                 streams=call.stream and not message.prefill,
+                waiting=waiting,
             )
-            stream.waiting = waiting
             if waiting is not None:
                 waiting.add(stream)
         try:
@@ -343,16 +343,16 @@ class PlaneDispatch:
                     waiting.discard(stream)
             raise
         if stream is call.resume:
-            stream.moved_to(link, worker.name)
-            stream.on_output = call.on_output
+            stream.move_to(link, worker.name, call.on_output)
             link.catch_up()
         elif not message.prefill:
-            stream.on_output = call.on_output
-            if call.move is not None:
-                stream.move = partial(call.move, call)
-            stream.moves_left = self._moves(call, registered)
-            if _prepared(call).options.choices == 1:
-                stream.most_tokens = request.stop_conditions.max_tokens
+            alone = _prepared(call).options.choices == 1
+            stream.begin(
+                call.on_output,
+                None if call.move is None else partial(call.move, call),
+                moves=self._moves(call, registered),
+                most_tokens=request.stop_conditions.max_tokens if alone else None,
+            )
         return stream
 
     def _context(self, call: Call) -> Mapping[str, str]:
@@ -435,24 +435,27 @@ def _after_prefill(call: Call, plan: RoutingPlan) -> EngineRequest:
     return msgspec.structs.replace(request, routing=routing, router_config_override=dict(_OVERRIDE))
 
 
+_Move = Callable[[EngineStream, UpstreamFailure], Coroutine[Any, Any, None]]
+
+
 class PlaneStream(EngineStream):
     """The response of a worker, written as an OpenAI answer.
 
-    ``answer`` makes the answer. ``move``, if set, continues it on another worker when this one is
-    lost; ``moves_left``: how often.
+    ``answer`` makes the answer. ``waiting``: the responses that the worker has not begun, with this
+    one as long as it is one of them.
     """
 
     __slots__ = (
         "_link",
+        "_most_tokens",
+        "_move",
         "_moved_at",
+        "_moves_left",
         "_moving",
+        "_on_output",
         "_streams",
+        "_waiting",
         "answer",
-        "most_tokens",
-        "move",
-        "moves_left",
-        "on_output",
-        "waiting",
     )
 
     def __init__(
@@ -464,6 +467,7 @@ class PlaneStream(EngineStream):
         first_byte_s: float | None,
         *,
         streams: bool,
+        waiting: set[EngineStream] | None = None,
     ) -> None:
         super().__init__(link, origin, bounds, first_byte_s)
         self.status = 200
@@ -471,24 +475,34 @@ class PlaneStream(EngineStream):
         kind = "text/event-stream" if streams else "application/json"
         self.headers = {"content-type": kind}
         self.answer = answer
-        #: Continues the response on another worker.
-        self.move: Callable[[EngineStream, UpstreamFailure], Coroutine[Any, Any, None]] | None = (
-            None
-        )
-        self.moves_left = 0
-        #: The tokens after which the answer is complete, whatever the worker still sends.
-        self.most_tokens: int | None = None
+        self._move: _Move | None = None
+        self._moves_left = 0
+        self._most_tokens: int | None = None
         self._moved_at = 0
         self._link = link
         self._streams = streams
         self._moving: asyncio.Task[None] | None = None
-        #: The responses that the worker has not begun, with this one as long as it is one of them.
-        self.waiting: set[EngineStream] | None = None
-        #: Called once with the first output of the worker, or of the one that it moved to.
-        self.on_output: Callable[[], None] | None = None
+        self._waiting = waiting
+        self._on_output: Callable[[], None] | None = None
 
-    def moved_to(self, link: _Link, origin: str) -> None:
-        """The response goes on with another worker."""
+    def begin(
+        self,
+        on_output: Callable[[], None] | None,
+        move: _Move | None,
+        *,
+        moves: int,
+        most_tokens: int | None,
+    ) -> None:
+        """The worker has the request. ``on_output`` is called once with its first output. ``move``
+        continues the response on another worker when this one is lost, at most ``moves`` times.
+        After ``most_tokens`` the answer is complete, whatever the worker still sends."""
+        self._on_output = on_output
+        self._move, self._moves_left = move, moves
+        self._most_tokens = most_tokens
+
+    def move_to(self, link: _Link, origin: str, on_output: Callable[[], None] | None) -> None:
+        """The response goes on with another worker; ``on_output`` as of :meth:`begin`."""
+        self._on_output = on_output
         self._link = link
         self._connection = link
         self._moved_at = len(self.answer.token_ids)
@@ -578,9 +592,9 @@ class PlaneStream(EngineStream):
         self._started = True
         if self._moved_at and output.completion_usage is not None:
             output = _as_of_the_start(output, self._moved_at)
-        if self.on_output is not None:
-            self.on_output()
-            self.on_output = None
+        if self._on_output is not None:
+            self._on_output()
+            self._on_output = None
         try:
             events += answer.feed(output)
         except AnswerError as error:
@@ -614,37 +628,37 @@ class PlaneStream(EngineStream):
             pipe(b"%x\r\n%b\r\n" % (len(piece), piece))
 
     def _fail(self, failure: UpstreamFailure) -> None:
-        again = (
-            self.move is not None
-            and self.moves_left > 0
-            and failure.kind in _MOVES_AFTER
-            and bool(self.answer.token_ids)
-            and not self.done
-            and self._failure is None
-            and self._moving is None
-        )
-        if again and self.most_tokens is not None:
-            again = len(self.answer.token_ids) < self.most_tokens
-            if not again:  # only the worker's last word is missing
-                self._complete([*self.answer.feed(_AT_LENGTH)])
-                self._release_waiter()
-                return
-        if not again:
+        if not self._may_move_after(failure):
             self._end_with(failure)
             return
-        self.moves_left -= 1
-        if self.waiting is not None:
-            self.waiting.discard(self)  # what becomes of the lost worker is no matter any more
+        if self._most_tokens is not None and len(self.answer.token_ids) >= self._most_tokens:
+            # Only the worker's last word is missing.
+            self._complete([*self.answer.feed(_AT_LENGTH)])
+            self._release_waiter()
+            return
+        self._moves_left -= 1
+        if self._waiting is not None:
+            self._waiting.discard(self)  # what becomes of the lost worker is no matter any more
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.abort()
         self._last_read = self._loop.time()
-        self._moving = asyncio.create_task(self._move(failure))
+        assert self._move is not None
+        self._moving = asyncio.create_task(self._continue(self._move, failure))
 
-    async def _move(self, failure: UpstreamFailure) -> None:
-        assert self.move is not None
+    def _may_move_after(self, failure: UpstreamFailure) -> bool:
+        running = not self.done and self._failure is None and self._moving is None
+        return (
+            running
+            and self._move is not None
+            and self._moves_left > 0
+            and failure.kind in _MOVES_AFTER
+            and bool(self.answer.token_ids)
+        )
+
+    async def _continue(self, move: _Move, failure: UpstreamFailure) -> None:
         try:
-            await self.move(self, failure)
+            await move(self, failure)
         except UpstreamFailure as error:
             self._end_with(error)
         except Exception:  # its client must not wait for an answer that never goes on

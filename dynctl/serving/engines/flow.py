@@ -216,22 +216,7 @@ class RequestFlow:
                     service.decided(plan, request, call.record)
                 raise
             except _HopFailed as error:
-                service.free(call.request.id, error.stage, computed=error.accepted)
-                service.free(call.request.id)
-                self._note(call, tries, error)
-                if len(tries.died) >= _MOST_DEAD:
-                    _log.warning(
-                        "request %s: %s may have died of it; it is not sent to another engine",
-                        call.request.id, " and then ".join(tries.died),
-                    )  # fmt: skip
-                if (
-                    not error.failure.retryable
-                    or tries.count >= self._limits.attempts
-                    or len(tries.died) >= _MOST_DEAD
-                ):
-                    if call.record.plan is None:  # a prefill hop that failed
-                        service.decided(plan, request, call.record)
-                    raise GaveUp(error.failure, plan) from error
+                self._end_attempt(call, tries, plan, request, error)
             except _DecodeGone as error:
                 service.free(call.request.id)
                 again = tries.stranded is None
@@ -239,6 +224,31 @@ class RequestFlow:
                 if not again:
                     raise self._refused(error.plan, request, call, tries) from error
                 tries.failed |= dict.fromkeys(self._same_domain(error.plan), _STRANDED)
+
+    def _end_attempt(
+        self,
+        call: Call,
+        tries: _Tries,
+        plan: RoutingPlan,
+        request: RoutingRequest,
+        error: _HopFailed,
+    ) -> None:
+        """Note that a hop failed. Raises GaveUp where no other engine gets the request."""
+        service, request_id = self._service, call.request.id
+        service.free(request_id, error.stage, computed=error.accepted)
+        service.free(request_id)
+        self._note(call, tries, error)
+        killed = len(tries.died) >= _MOST_DEAD
+        if killed:
+            _log.warning(
+                "request %s: %s may have died of it; it is not sent to another engine",
+                request_id,
+                " and then ".join(tries.died),
+            )
+        if killed or not error.failure.retryable or tries.count >= self._limits.attempts:
+            if call.record.plan is None:  # a prefill hop that failed
+                service.decided(plan, request, call.record)
+            raise GaveUp(error.failure, plan) from error
 
     def report(self, plan: RoutingPlan, failure: UpstreamFailure) -> None:
         """Report that the engine failed during its response."""

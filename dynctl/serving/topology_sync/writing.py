@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -144,17 +144,23 @@ class PodSync:
                 else copy
                 for copy in copies
             )
-        wanted = [copy for copy in copies if copy.state in WRITES]
         if self._writer is None or not self.may_write():
             return [Looked(copy) for copy in copies]
-        problem = self._patch(self._writer, pod, wanted) if wanted else ""
-        self.written.inc(("refused" if problem else "written",), len(wanted))
+        return self._write(self._writer, pod, copies)
+
+    def _write(self, writer: ClusterWriter, pod: Pod, copies: Sequence[LabelCopy]) -> list[Looked]:
+        """Write the labels that are due, and report the copies that have a reason."""
+        due = [copy for copy in copies if copy.state in WRITES]
+        problem = self._patch(writer, pod, due) if due else ""
+        self.written.inc(("refused" if problem else "written",), len(due))
         looked = []
         for copy in copies:
-            written = copy in wanted and not problem
-            failed = problem if copy in wanted else ""
+            if copy.state in WRITES:
+                written, failed = not problem, problem
+            else:
+                written, failed = False, ""
             if copy.state in REASONS and not failed:
-                failed = self._report(self._writer, copy)
+                failed = self._report(writer, copy)
             looked.append(Looked(copy, written, failed))
         return looked
 

@@ -143,7 +143,7 @@ async def test_a_response_that_cannot_go_on_for_a_fault_of_ours_ends_with_the_wo
     link: Any = Link()
     answer: Any = Answer()
     stream = PlaneStream(link, "w1", ClientBounds(), answer, None, streams=True)
-    stream.move, stream.moves_left = broken, 1
+    stream.begin(None, broken, moves=1, most_tokens=None)
     stream.lost(link)
     async with asyncio.timeout(patience(5)):
         with pytest.raises(UpstreamFailure, match="w1 closed the connection during its response"):
