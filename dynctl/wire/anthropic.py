@@ -13,9 +13,8 @@ from typing import Annotated, Any, ClassVar, Final
 from msgspec import Meta, Struct, field
 
 from dynctl.base.decode_errors import RequestError
-from dynctl.wire.json_body import convert, read_object, without_nulls
+from dynctl.wire.json_body import convert, without_nulls
 from dynctl.wire.openai import (
-    MAX_BODY_BYTES,
     ChatRequest,
     CommonFields,
     TranslatedChat,
@@ -83,11 +82,9 @@ class MessagesRequest(ChatRequest):
     prompt_field: ClassVar = "messages"
 
 
-def parse_messages_request(
-    body: bytes | Mapping[str, Any], *, max_bytes: int = MAX_BODY_BYTES
-) -> MessagesRequest:
+def parse_messages_request(body: Mapping[str, Any]) -> MessagesRequest:
     """A request of the Messages API; as `parse_chat_request`."""
-    document = read_object(body, max_bytes)
+    document = dict(body)
     fields = convert(without_nulls(document), MessagesFields)
     chat = _MessagesChat()
     if fields.system is not None and (text := _system_text(fields.system)):

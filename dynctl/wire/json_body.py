@@ -77,11 +77,6 @@ def decode_object(body: bytes, max_bytes: int) -> dict[str, Any]:
     return value
 
 
-def read_object(body: bytes | Mapping[str, Any], max_bytes: int) -> dict[str, Any]:
-    """A body's object from its bytes, as `decode_object`, or a copy of the decoded object."""
-    return decode_object(body, max_bytes) if isinstance(body, bytes) else dict(body)
-
-
 def _unreadable(error: Exception) -> str:
     """Why a body is not a JSON value."""
     if str(error).startswith(("Number out of range", "Integer value out of range")):

@@ -16,10 +16,9 @@ from msgspec import Meta, Struct
 from dynctl.base.decode_errors import RequestError
 from dynctl.base.json_fields import describe
 from dynctl.wire import nvext as controls
-from dynctl.wire.json_body import U32, convert, read_object, without_nulls
+from dynctl.wire.json_body import U32, convert, without_nulls
 from dynctl.wire.nvext import NO_NVEXT, NvExt, TokenIds, parse_nvext, read_token_ids, request_id_of
 
-MAX_BODY_BYTES: Final = 32 * 1024 * 1024
 _MAX_PROMPTS: Final = 4096
 #: Choices that vLLM makes of one request.
 _MAX_CHOICES: Final = 16_384
@@ -225,14 +224,9 @@ class EmbeddingRequest(CompletionRequest):
     dimensions: int | None = None
 
 
-def parse_chat_request(
-    body: bytes | Mapping[str, Any], *, max_bytes: int = MAX_BODY_BYTES
-) -> ChatRequest:
-    """A chat request from its bytes or an already decoded object.
-
-    Raises RequestError: 413 over ``max_bytes``, 400 for anything that is not a chat request.
-    """
-    document = read_object(body, max_bytes)
+def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
+    """A chat request from its decoded body. Raises RequestError (400)."""
+    document = dict(body)
     fields = convert(without_nulls(document), ChatFields)
     add_prompt = fields.add_generation_prompt
     if add_prompt is None:
@@ -257,11 +251,9 @@ def parse_chat_request(
     )
 
 
-def parse_completion_request(
-    body: bytes | Mapping[str, Any], *, max_bytes: int = MAX_BODY_BYTES
-) -> CompletionRequest:
+def parse_completion_request(body: Mapping[str, Any]) -> CompletionRequest:
     """A completion request; as `parse_chat_request`."""
-    document = read_object(body, max_bytes)
+    document = dict(body)
     fields = convert(_with_first_prompt(document, "prompt"), CompletionFields)
     values = common_values(document, fields)
     if fields.prompt_embeds is None:
@@ -281,11 +273,9 @@ def parse_completion_request(
     )
 
 
-def parse_embedding_request(
-    body: bytes | Mapping[str, Any], *, max_bytes: int = MAX_BODY_BYTES
-) -> EmbeddingRequest:
+def parse_embedding_request(body: Mapping[str, Any]) -> EmbeddingRequest:
     """A request for embeddings; as `parse_chat_request`. It is never streamed."""
-    document = read_object(body, max_bytes)
+    document = dict(body)
     fields = convert(_with_first_prompt(document, "input"), EmbeddingFields)
     prompts, not_modelled = _embedding_prompts(fields, document.get("input"))
     return EmbeddingRequest(

@@ -12,9 +12,8 @@ from typing import Annotated, Any, ClassVar, Final
 from msgspec import Meta, Struct, field
 
 from dynctl.base.decode_errors import RequestError
-from dynctl.wire.json_body import U32, convert, read_object, without_nulls
+from dynctl.wire.json_body import U32, convert, without_nulls
 from dynctl.wire.openai import (
-    MAX_BODY_BYTES,
     ChatRequest,
     CommonFields,
     TranslatedChat,
@@ -80,11 +79,9 @@ class ResponsesRequest(ChatRequest):
     prompt_field: ClassVar = "input"
 
 
-def parse_responses_request(
-    body: bytes | Mapping[str, Any], *, max_bytes: int = MAX_BODY_BYTES
-) -> ResponsesRequest:
+def parse_responses_request(body: Mapping[str, Any]) -> ResponsesRequest:
     """A request of the Responses API; as `parse_chat_request`."""
-    document = read_object(body, max_bytes)
+    document = dict(body)
     for name, instead in _STATEFUL.items():
         if document.get(name):
             problem = f"is not supported, since responses are not kept: {instead}"

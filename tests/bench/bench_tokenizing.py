@@ -26,6 +26,7 @@ from statistics import median
 
 from dynctl.serving.routing.prompts import prompts_of
 from dynctl.tokenization import DEMO_MODEL_DIR, ModelTokenizer, load_tokenizer
+from dynctl.wire.json_body import decode_object
 from dynctl.wire.openai import parse_chat_request
 from router_core import PromptHasher
 from tests.bench.harness import Row, alternate, bench_parser, print_table, row
@@ -63,7 +64,7 @@ def body(texts: list[str]) -> bytes:
 
 def prepare(tokenizer: ModelTokenizer, hasher: PromptHasher, data: bytes) -> int:
     """What a frontend does with a body before it routes; the number of tokens."""
-    (prompt,), _ = prompts_of(parse_chat_request(data))
+    (prompt,), _ = prompts_of(parse_chat_request(decode_object(data, len(data))))
     assert prompt.messages is not None
     ids = tokenizer.encode_flat(tokenizer.render_chat(prompt.messages))
     hasher.hash_prompt(ids)
@@ -139,7 +140,7 @@ def wall_us(tokenizer: ModelTokenizer, bodies: list[bytes]) -> float:
     async def each() -> list[float]:
         taken = []
         for data in bodies:
-            (prompt,), _ = prompts_of(parse_chat_request(data))
+            (prompt,), _ = prompts_of(parse_chat_request(decode_object(data, len(data))))
             assert prompt.messages is not None
             began = time.perf_counter_ns()
             await tokenizer.encode_chat_async(prompt.messages)

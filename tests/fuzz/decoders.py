@@ -418,11 +418,11 @@ def _worker_rows() -> list[Message]:
 
 
 def _chat(body: bytes) -> None:
-    parse_chat_request(body, max_bytes=_LIMIT)
+    parse_chat_request(decode_object(body, _LIMIT))
 
 
 def _completion(body: bytes) -> None:
-    parse_completion_request(body, max_bytes=_LIMIT)
+    parse_completion_request(decode_object(body, _LIMIT))
 
 
 _NVEXT: Final = {
@@ -447,7 +447,7 @@ def _completions() -> list[Message]:
 
 
 def _embedding(body: bytes) -> None:
-    parse_embedding_request(body, max_bytes=_LIMIT)
+    parse_embedding_request(decode_object(body, _LIMIT))
 
 
 def _embeddings() -> list[Message]:
@@ -476,7 +476,7 @@ def _selections() -> list[Message]:
 
 
 def _responses(body: bytes) -> None:
-    parse_responses_request(body, max_bytes=_LIMIT)
+    parse_responses_request(decode_object(body, _LIMIT))
 
 
 def _responses_requests() -> list[Message]:
@@ -491,7 +491,7 @@ def _responses_requests() -> list[Message]:
 
 
 def _messages(body: bytes) -> None:
-    parse_messages_request(body, max_bytes=_LIMIT)
+    parse_messages_request(decode_object(body, _LIMIT))
 
 
 def _messages_requests() -> list[Message]:

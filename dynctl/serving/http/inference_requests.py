@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from dynctl.serving.engines.apis import Endpoint
 from dynctl.wire.anthropic import parse_messages_request
+from dynctl.wire.json_body import decode_object
 from dynctl.wire.nvext import PIN_HEADERS, REQUEST_ID_HEADER
 from dynctl.wire.openai import (
     ChatRequest,
@@ -32,7 +33,7 @@ def parse_request(
     """The request of an endpoint, by its type. Raises RequestError."""
     # Most requests have none of our headers, and searching them is cheaper than applying them.
     own = any(name in headers for name in _OWN_HEADERS)
-    parsed: ChatRequest | CompletionRequest = _PARSE[endpoint](raw, max_bytes=limit)
+    parsed: ChatRequest | CompletionRequest = _PARSE[endpoint](decode_object(raw, limit))
     if not own:
         return parsed
     if isinstance(parsed, ChatRequest):

@@ -487,27 +487,23 @@ _READERS: Final[dict[str, Callable[[bytes], Entry]]] = {
 # -- writing ---------------------------------------------------------------------------------------
 
 
-def instance_of(
-    endpoint: EndpointId, instance_id: int, location: str, *, device_type: str | None = "cuda"
-) -> Instance:
+def instance_of(endpoint: EndpointId, instance_id: int, location: str) -> Instance:
     """A TCP instance at ``location`` (HOST:PORT). Dynamo's workers write "cuda" without a GPU too.
 
     Its requests and answers are msgpack.
     """
     path = f"{instance_id:x}/{endpoint.namespace}/{endpoint.component}/{endpoint.name}"
-    return Instance(endpoint, instance_id, "tcp", f"{location}/{path}", device_type, "msgpack")
+    return Instance(endpoint, instance_id, "tcp", f"{location}/{path}", "cuda", "msgpack")
 
 
-def nats_instance_of(
-    endpoint: EndpointId, instance_id: int, *, device_type: str | None = "cuda"
-) -> Instance:
+def nats_instance_of(endpoint: EndpointId, instance_id: int) -> Instance:
     """As :func:`instance_of`, with the NATS request plane: the address is the endpoint's subject.
 
     Characters that a subject cannot have are ``_``, as in Dynamo's subjects.
     """
     service = slug_of(f"{endpoint.namespace}_{endpoint.component}")
     subject = f"{service}.{slug_of(endpoint.name)}-{instance_id:x}"
-    return Instance(endpoint, instance_id, "nats_tcp", subject, device_type, "msgpack")
+    return Instance(endpoint, instance_id, "nats_tcp", subject, "cuda", "msgpack")
 
 
 def encode_entry(entry: Instance | ModelCard | EventChannel | EventSource) -> tuple[str, bytes]:

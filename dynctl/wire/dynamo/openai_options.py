@@ -287,7 +287,6 @@ def engine_request(
     token_ids: Sequence[int],
     *,
     eos_token_ids: Sequence[int],
-    mdc_sum: str | None = None,
     lora_name: str | None = None,
 ) -> EngineRequest:
     """The request to a worker, before a router has chosen one: ``routing`` has the client's part.
@@ -308,7 +307,6 @@ def engine_request(
         sampling_options=options.sampling,
         output_options=options.output,
         eos_token_ids=[] if stop.ignore_eos else ends,
-        mdc_sum=mdc_sum,
         annotations=list(options.nvext.annotations),
         routing=_routing(options, lora_name),
         extra_args=dict(options.extra_args) if options.extra_args else None,

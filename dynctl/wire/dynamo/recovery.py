@@ -34,20 +34,14 @@ _T = TypeVar("_T")
 
 
 def recovery_query(
-    worker_id: int,
-    dp_rank: int,
-    start_event_id: int | None = None,
-    end_event_id: int | None = None,
+    worker_id: int, dp_rank: int, start_event_id: int | None = None
 ) -> dict[str, Any]:
-    """The body of a query to a worker's ``recovery_target``; without a start, for everything.
-
-    Dynamo returns all events up to the newest and ignores the end.
-    """
+    """The body of a query to a worker's ``recovery_target``; without a start, for everything."""
     return {
         "worker_id": worker_id,
         "dp_rank": dp_rank,
         "start_event_id": start_event_id,
-        "end_event_id": end_event_id,
+        "end_event_id": None,  # Dynamo returns all events up to the newest, and ignores it
         "supports_tree_dump_failed": True,
         "kind": "recovery",
     }
@@ -275,19 +269,14 @@ class _TieredScoresMessage(msgspec.Struct):
     lower_tier: list[Any] = []
 
 
-def indexer_query(
-    model: str, local_hashes: Sequence[int], *, device_only: bool | None = None
-) -> dict[str, Any]:
+def indexer_query(model: str, local_hashes: Sequence[int]) -> dict[str, Any]:
     """The body of a ``kv_indexer_query``: the hashes (u64) of a prompt, and no tokens.
 
     Raises ValueError above MAX_HASHES.
     """
     if len(local_hashes) > MAX_HASHES:
         raise ValueError(f"{len(local_hashes):,} hashes are over the limit of {MAX_HASHES:,}")
-    body: dict[str, Any] = {"model_name": model, "block_hashes": list(local_hashes)}
-    if device_only is not None:
-        body["device_only"] = device_only
-    return body
+    return {"model_name": model, "block_hashes": list(local_hashes)}
 
 
 def parse_scores(item: Any) -> TieredScores | RecoveryError:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynctl.base.decode_errors import RequestError
+from dynctl.wire.json_body import decode_object
 from dynctl.wire.nvext import KNOWN_KEYS, strip_for_engine
 from dynctl.wire.openai import (
     ChatRequest,
@@ -35,7 +36,7 @@ def completion(**changes):
 
 def test_smallest_chat_request():
     body = chat()
-    request = parse_chat_request(json.dumps(body).encode())
+    request = parse_chat_request(body)
     assert request == ChatRequest(body=body, model="m", messages=(HELLO,), template_args={})
     assert request.add_generation_prompt
     assert request.text_only
@@ -117,7 +118,7 @@ def test_continuing_a_message_needs_no_generation_prompt():
 )
 def test_prompt_forms(prompt, prompts):
     body = completion(prompt=prompt)
-    request = parse_completion_request(json.dumps(body).encode())
+    request = parse_completion_request(body)
     assert request == CompletionRequest(body=body, model="m", prompts=prompts)
 
 
@@ -325,9 +326,9 @@ def test_null_is_not_given():
 
 def test_body_over_the_limit():
     body = json.dumps(chat()).encode()
-    assert parse_chat_request(body, max_bytes=len(body)).model == "m"
+    assert decode_object(body, len(body)) == chat()
     with pytest.raises(RequestError) as caught:
-        parse_chat_request(body, max_bytes=len(body) - 1)
+        decode_object(body, len(body) - 1)
     assert (caught.value.status, caught.value.code) == (413, "body_too_large")
     assert str(len(body)) in str(caught.value)
 
@@ -390,7 +391,7 @@ bodies = st.dictionaries(st.sampled_from(NAMES), anything | nvexts | messages)
 def test_arbitrary_json_raises_only_request_errors(value):
     for parse in (parse_chat_request, parse_completion_request):
         with contextlib.suppress(RequestError):
-            parse(json.dumps(value).encode())
+            parse(decode_object(json.dumps(value).encode(), 1 << 20))
         if isinstance(value, dict):
             with contextlib.suppress(RequestError):
                 parse(value)
@@ -399,7 +400,7 @@ def test_arbitrary_json_raises_only_request_errors(value):
 @given(st.binary(max_size=40))
 def test_arbitrary_bytes_raise_only_request_errors(body):
     with pytest.raises(RequestError):
-        parse_chat_request(body)
+        parse_chat_request(decode_object(body, len(body)))
 
 
 @given(bodies.map(lambda body: chat() | body | {"n": 0}))
