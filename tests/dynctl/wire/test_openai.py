@@ -34,6 +34,11 @@ def completion(**changes):
     return {"model": "m", "prompt": "hello"} | changes
 
 
+def read_chat(body):
+    """A chat from its decoded body or its bytes, as a frontend reads it."""
+    return parse_chat_request(decode_object(body, len(body)) if isinstance(body, bytes) else body)
+
+
 def test_smallest_chat_request():
     body = chat()
     request = parse_chat_request(body)
@@ -219,7 +224,7 @@ def test_prompt_forms(prompt, prompts):
 )
 def test_bad_chat_request(body, code, message):
     with pytest.raises(RequestError) as caught:
-        parse_chat_request(body)
+        read_chat(body)
     assert (caught.value.status, caught.value.code) == (400, code)
     assert str(caught.value).startswith(message)
 
@@ -345,7 +350,7 @@ def test_body_over_the_limit():
 )
 def test_errors_do_not_repeat_the_prompt(body):
     with pytest.raises(RequestError) as caught:
-        parse_chat_request(body)
+        read_chat(body)
     assert "sesame" not in str(caught.value)
 
 
