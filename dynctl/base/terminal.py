@@ -86,12 +86,6 @@ def _utf16(character: str) -> str:
     return "".join(f"\\u{high:02x}{low:02x}" for high, low in pairs)
 
 
-def status_line(text: str) -> None:
-    """Replace the present line of stderr, a terminal, by the first 78 characters of ``text``."""
-    sys.stderr.write(f"\r\x1b[K{printable(text)[:78]}")
-    sys.stderr.flush()
-
-
 def say(message: str) -> None:
     """Write a line for the user to stderr."""
     sys.stderr.write(printable(message) + "\n")

@@ -12,7 +12,7 @@ from dynctl.base.json_fields import mapping, sequence, text
 from dynctl.documents.topology import DomainCapacity, TopologyShow
 from dynctl.documents.workers import WorkerRow
 from dynctl.manifests.draft_shapes import is_translated, translated_graphs
-from dynctl.manifests.files import Manifest
+from dynctl.manifests.files import Manifest, read_manifests
 from dynctl.manifests.graphs import (
     GRAPH,
     GRAPH_GROUP,
@@ -185,6 +185,14 @@ def _nodes(members: Sequence[WorkerRow]) -> tuple[NodeWorkers, ...]:
 
 
 # -- manifests -------------------------------------------------------------------------------------
+
+
+def fleet_of_files(
+    files: Sequence[str], domain: str | None, over: Sequence[str] = ()
+) -> PlannedFleet:
+    """The worker replicas of manifest files, as :func:`fleet_of_manifests`."""
+    source = ", ".join(files[:3]) + (" and more" if len(files) > 3 else "")
+    return fleet_of_manifests(read_manifests(files), source, domain, over)
 
 
 def fleet_of_manifests(

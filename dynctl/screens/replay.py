@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 import msgspec
 
 from dynctl.base.quantities import percent
-from dynctl.base.terminal import status_line
 from dynctl.documents.replay import (
     Estimate,
     LoadPoint,
@@ -375,36 +372,3 @@ def replay_csv(report: ReplayReport) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return out.getvalue()
-
-
-# -- progress --------------------------------------------------------------------------------------
-
-Item = TypeVar("Item")
-
-
-class Progress:
-    """One line on stderr about a running simulation; nothing where stderr is not a terminal."""
-
-    def __init__(self, total: int | None) -> None:
-        self._total = total
-        self._terminal = sys.stderr.isatty()
-        self._shown = 0.0
-        self.about = ""
-
-    def following(self, items: Iterable[Item]) -> Iterator[Item]:
-        """The same items, counted."""
-        if not self._terminal:
-            yield from items
-            return
-        for count, item in enumerate(items, 1):
-            if count % 64 == 0 and time.monotonic() - self._shown > 0.2:
-                self._shown = time.monotonic()
-                of = f" of {self._total:,}" if self._total else ""
-                status_line(f"{self.about}: {count:,}{of} requests")
-            yield item
-        self.clear()
-
-    def clear(self) -> None:
-        """Remove the line."""
-        if self._terminal:
-            status_line("")

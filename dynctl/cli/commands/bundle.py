@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from dynctl.cli.bundle.redaction import Redactor
     from dynctl.cli.bundle.sections import Section
     from dynctl.documents.bundle import BundleMember, LeftOut
+    from dynctl.screens.progress import ProgressBar
 
 _REDACTED = (
     "known secrets and texts that look like credentials are replaced by ***; prompts and tokens "
@@ -59,6 +59,7 @@ def bundle(
     from dynctl.cli.bundle.redaction import Redactor, known_secrets
     from dynctl.cli.bundle.sections import sections
     from dynctl.documents.bundle import BundleManifest, BundleReport
+    from dynctl.screens.progress import progress
     from dynctl.screens.render import emit
 
     now = time.time()
@@ -67,7 +68,8 @@ def bundle(
     redactor = Redactor(known_secrets(options, os.environ))
     codes: list[int] = []
     wanted = sections(options, kubernetes=kubernetes)
-    packed, members, left_out = _gathered(wanted, redactor, codes)
+    with progress(options) as bar:
+        packed, members, left_out = _gathered(bar, wanted, redactor, codes)
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
     manifest = BundleManifest(created, version(), members, left_out, _REDACTED)
     files = [("manifest.json", _encoded(manifest, redactor)), *packed]
@@ -101,10 +103,9 @@ def _target(
 
 
 def _gathered(
-    wanted: "list[Section]", redactor: "Redactor", codes: list[int]
+    bar: "ProgressBar", wanted: "list[Section]", redactor: "Redactor", codes: list[int]
 ) -> "tuple[list[tuple[str, bytes]], list[BundleMember], list[LeftOut]]":
     """The files, their descriptions, and the missing ones; appends exit codes to ``codes``."""
-    from dynctl.base.terminal import advise
     from dynctl.cli.bundle.archive import MAX_MEMBER, MAX_TOTAL
     from dynctl.documents.bundle import BundleMember, LeftOut
 
@@ -112,9 +113,9 @@ def _gathered(
     members: list[BundleMember] = []
     left_out: list[LeftOut] = []
     left = MAX_TOTAL
-    for section in wanted:
-        if sys.stderr.isatty():
-            advise(f"{section.file}: {section.what}")
+    bar.begin("bundle", len(wanted))
+    for number, section in enumerate(wanted):
+        bar.step(number, section.file)
         notes: list[str] = []
         data, why = _read(section, redactor, notes, codes)
         if len(data) > min(MAX_MEMBER, left):

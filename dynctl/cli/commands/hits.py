@@ -1,18 +1,77 @@
 """`dynctl hits`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from dynctl.base.options import GlobalOptions
+from dynctl.cli.option_groups import only_given, with_options
 from dynctl.cli.shared_options import MinRate, seconds_of
 
 _TRACE = "Simulated fleet of a trace"
 
 
+_TRACE_OPTIONS = only_given(
+    {
+        "generate": Annotated[
+            str | None,
+            typer.Option(
+                metavar="agentic|chat|rag|batch",
+                help="Generate requests instead of a trace.",
+                rich_help_panel=_TRACE,
+            ),
+        ],
+        "policy": Annotated[
+            str | None,
+            typer.Option(
+                metavar="NAME|FILE",
+                help="As replay --policy. [default: kv]",
+                rich_help_panel=_TRACE,
+            ),
+        ],
+        "workers": Annotated[
+            int | None,
+            typer.Option(
+                metavar="N", min=1, max=2000, help="Workers. [default: 8]", rich_help_panel=_TRACE
+            ),
+        ],
+        "total_blocks": Annotated[
+            int | None,
+            typer.Option(
+                metavar="N",
+                min=1,
+                max=100_000_000,
+                help="KV blocks of a worker. [default: as serve engine]",
+                rich_help_panel=_TRACE,
+            ),
+        ],
+        "routers": Annotated[
+            int | None,
+            typer.Option(
+                metavar="N", min=1, max=64, help="Routers. [default: 1]", rich_help_panel=_TRACE
+            ),
+        ],
+        "limit": Annotated[
+            int | None,
+            typer.Option(
+                metavar="N", min=1, help="Only the first N requests.", rich_help_panel=_TRACE
+            ),
+        ],
+        "seed": Annotated[
+            int | None,
+            typer.Option(
+                metavar="N", min=0, max=2**63, help="Seed. [default: 1]", rich_help_panel=_TRACE
+            ),
+        ],
+    }
+)
+
+
+@with_options(simulated=_TRACE_OPTIONS)
 def hits(
     options: GlobalOptions,
+    *,
     files: Annotated[
         list[Path] | None,
         typer.Argument(
@@ -63,52 +122,7 @@ def hits(
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave damaged chunks and bad lines out.")
     ] = False,
-    generate: Annotated[
-        str | None,
-        typer.Option(
-            metavar="agentic|chat|rag|batch",
-            help="Generate requests instead of a trace.",
-            rich_help_panel=_TRACE,
-        ),
-    ] = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|FILE", help="As replay --policy. [default: kv]", rich_help_panel=_TRACE
-        ),
-    ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, max=2000, help="Workers. [default: 8]", rich_help_panel=_TRACE
-        ),
-    ] = None,
-    total_blocks: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            max=100_000_000,
-            help="KV blocks of a worker. [default: as serve engine]",
-            rich_help_panel=_TRACE,
-        ),
-    ] = None,
-    routers: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, max=64, help="Routers. [default: 1]", rich_help_panel=_TRACE
-        ),
-    ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Only the first N requests.", rich_help_panel=_TRACE),
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=0, max=2**63, help="Seed. [default: 1]", rich_help_panel=_TRACE
-        ),
-    ] = None,
+    simulated: dict[str, Any],
 ) -> int:
     """Show why the prefix hit rate is what it is, and the largest losses that you can avoid.
 
@@ -124,44 +138,48 @@ def hits(
     """
     from dynctl.base.errors import ExitCode, UsageProblem
     from dynctl.documents.hits import BY
+    from dynctl.screens.progress import progress
     from dynctl.screens.render import emit
     from dynctl.sources.hits import HitsQuery, SimulatedTrace, of_files, of_live, of_trace
 
+    generate = simulated.get("generate")
     if predicted:
         return _predicted(options, min_rate, length, given=bool(files or generate or by or record))
     if min_rate is not None:
         raise UsageProblem("--min-rate needs --predicted")
     if by is not None and by not in BY:
         raise UsageProblem(f"--by {by}: expected one of {', '.join(BY)}")
+    _expect_one_source(files, generate, length, record)
     query = HitsQuery(by or "", start, end, skip_bad)
-    given = {
-        "generate": generate,
-        "policy": policy,
-        "workers": workers,
-        "total_blocks": total_blocks,
-        "routers": routers,
-        "limit": limit,
-        "seed": seed,
-    }
-    set_here = {name: value for name, value in given.items() if value is not None}
-    trace = SimulatedTrace(**set_here) if set_here else None  # type: ignore[arg-type]
-    if length is not None and (files or generate):
-        raise UsageProblem("--for is for a live router; expected it, or files, or --generate")
-    if record is not None and (files or generate):
-        raise UsageProblem("--record is for a live router; expected it, or files, or --generate")
-    if files and generate:
-        raise UsageProblem(f"--generate {generate}: expected it or files, not both")
-    if files:
-        report = of_files(files, query, trace)
-    elif trace is not None and generate is not None:
-        report = of_trace(None, query, trace)
-    else:
-        if set_here:
-            raise UsageProblem(f"--{next(iter(set_here)).replace('_', '-')} is for a trace")
-        lasts = max(1, round(seconds_of("--for", length or "1m")))
-        report = of_live(options, lasts, query, record)
+    trace = SimulatedTrace(**simulated) if simulated else None
+    with progress(options) as bar:
+        if files:
+            bar.pulse("reading requests")
+            report = of_files(files, query, trace)
+        elif trace is not None and generate is not None:
+            bar.pulse("simulating")
+            report = of_trace(None, query, trace)
+        elif simulated:
+            raise UsageProblem(f"--{next(iter(simulated)).replace('_', '-')} is for a trace")
+        else:
+            lasts = max(1, round(seconds_of("--for", length or "1m")))
+            bar.pulse(f"recording for {lasts:,} s")
+            report = of_live(options, lasts, query, record)
     emit(report, options)
     return ExitCode.YES if report.requests else ExitCode.NO
+
+
+def _expect_one_source(
+    files: list[Path] | None, generate: str | None, length: str | None, record: Path | None
+) -> None:
+    """Raise UsageProblem where options are for different sources of requests."""
+    from dynctl.base.errors import UsageProblem
+
+    for flag, value in (("--for", length), ("--record", record)):
+        if value is not None and (files or generate):
+            raise UsageProblem(f"{flag} is for a live router; expected it, or files, or --generate")
+    if files and generate:
+        raise UsageProblem(f"--generate {generate}: expected it or files, not both")
 
 
 def _predicted(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,12 +10,13 @@ import typer
 
 from dynctl.base.errors import ExitCode, UsageProblem
 from dynctl.base.options import GlobalOptions
-from dynctl.cli.option_groups import only_given, with_options
+from dynctl.cli.option_groups import fields_of, only_given, with_options
 from dynctl.cli.shared_options import FailOn, expect_level, read_as, seconds
 from dynctl.simulation.engine.config import timed_options
 
 if TYPE_CHECKING:
-    from dynctl.documents.replay import ReplayReport, ReplayResult
+    from dynctl.documents.replay import ReplayReport, ReplayResult, ReplayTrace, SearchPoint
+    from dynctl.screens.progress import ProgressBar
     from dynctl.simulation.replay.fleet import (
         Objective,
         ReplayPolicy,
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from dynctl.simulation.replay.inputs import TraceInput
     from dynctl.wire.traces import TraceRequest
 
+#: Aggregated workers where nothing describes a fleet.
+_WORKERS = 8
 _INPUT = "Requests"
 _FLEET = "Fleet"
 _ENGINE = "Engine (as serve engine)"
@@ -40,266 +43,523 @@ _ONE_MOMENT = (
     "unavailable is not replayed"
 )
 
-Trace = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="TRACE",
-        help="Mooncake JSON lines, Azure CSV (both plain or .gz), or a recording.",
-        show_default=False,
-    ),
-]
-Generate = Annotated[
-    str | None,
-    typer.Option(
-        "--generate",
-        metavar="agentic|chat|rag|batch",
-        help="Generate requests instead.",
-        rich_help_panel=_INPUT,
-    ),
-]
-Workload = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--workload",
-        metavar="NAME=VALUE",
-        help="Parameter of --generate (repeatable): requests, rate, prompts, prompt_tokens, skew, "
-        "turns, turn_tokens, output_tokens, think_s, documents, document_tokens, documents_each, "
-        "together, tenants, burst, burst_s, burst_every_s, longest_tokens, zones.",
-        rich_help_panel=_INPUT,
-    ),
-]
-TraceBlock = Annotated[
-    int | None,
-    typer.Option(
-        "--trace-block-size",
-        metavar="N",
-        min=1,
-        max=65_536,
-        help="Tokens of a hash id, or of a generated block. [default: 512; generated: 16]",
-        rich_help_panel=_INPUT,
-    ),
-]
-Speed = Annotated[
-    float,
-    typer.Option(
-        metavar="X", min=0.001, max=1000, help="Multiply the rate.", rich_help_panel=_INPUT
-    ),
-]
-Spread = Annotated[
-    bool,
-    typer.Option(
-        "--spread", help="Spread requests of one time evenly until the next time.",
-        rich_help_panel=_INPUT,
-    ),
-]  # fmt: skip
-Limit = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N", min=1, help="Only the first N requests.", rich_help_panel=_INPUT
-    ),
-]  # fmt: skip
-Model = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Only requests of this model.", rich_help_panel=_INPUT),
-]
-SkipBad = Annotated[
-    bool,
-    typer.Option(
-        "--skip-bad", help="Leave bad lines out and count them.", rich_help_panel=_INPUT
-    ),
-]  # fmt: skip
-Policies = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--policy",
-        metavar="[LABEL:]NAME|FILE[,SETTING=VALUE]",
-        help="round-robin, random, least-loaded, power-of-two, approximate, kv, kv-tuned, "
-        "best-pair, a preset, or a YAML or TOML file of settings (repeatable). "
-        "[default: round-robin and kv]",
-        rich_help_panel=_ROUTERS,
-    ),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N", min=1, max=2000,
-        help="Aggregated workers. [default: those of the recording, else 8]",
-        rich_help_panel=_FLEET,
-    ),
-]  # fmt: skip
-Zones = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME,..", help="Spread --workers over these zones.", rich_help_panel=_FLEET
-    ),
-]
-Capacity = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="VALUE:prefill=N,decode=N",
-        help="Workers in one domain value (repeatable).",
-        rich_help_panel=_FLEET,
-    ),
-]
-Manifest = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--file", "-f", metavar="FILE", help="The replicas of a manifest; - reads stdin.",
-        rich_help_panel=_FLEET,
-    ),
-]  # fmt: skip
-Domain = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME", help="Domain of --capacity and --file. [default: zone]",
-        rich_help_panel=_FLEET,
-    ),
-]  # fmt: skip
-Ranks = Annotated[
-    int,
-    typer.Option(
-        "--data-parallel-size", metavar="N", min=1, max=64, help="Ranks of a worker.",
-        rich_help_panel=_FLEET,
-    ),
-]  # fmt: skip
-Bootstrap = Annotated[
-    bool | None,
-    typer.Option(
-        "--bootstrap/--no-bootstrap",
-        help="Prefill and decode worker get a request at once, as with SGLang's bootstrap address. "
-        "[default: as recorded, else no]",
-        show_default=False,
-        rich_help_panel=_FLEET,
-    ),
-]
-Enforcement = Annotated[
-    str | None,
-    typer.Option(
-        metavar="none|preferred|required|fallback",
-        help="KV transfer policy of the workers.",
-        rich_help_panel=_FLEET,
-    ),
-]
-Weight = Annotated[
-    float | None,
-    typer.Option(
-        "--preferred-weight", metavar="X", min=0, max=1,
-        help="Weight of --enforcement preferred. [default: 0.85]", rich_help_panel=_FLEET,
-    ),
-]  # fmt: skip
-BlockBytes = Annotated[
-    int,
-    typer.Option(
-        metavar="N", min=0, max=1 << 40, help="Bytes of a KV block; 0: unknown.",
-        rich_help_panel=_FLEET,
-    ),
-]  # fmt: skip
-EventsDelay = Annotated[
-    float,
-    typer.Option(
-        "--events-delay-ms", metavar="DURATION", parser=seconds(0.0, 3600.0, unit="ms"),
-        help="Time from a cache event to the router, ms.", rich_help_panel=_FLEET,
-    ),
-]  # fmt: skip
-EventsLoss = Annotated[
-    float,
-    typer.Option(
-        metavar="X", min=0, max=1, help="Share of KV event batches that are lost.",
-        rich_help_panel=_FLEET,
-    ),
-]  # fmt: skip
-Lose = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="PLACE@TIME[..TIME]",
-        help="Lose a zone or a worker, until a time: zone-a@60s, 3@10s..40s (repeatable).",
-        rich_help_panel=_FLEET,
-    ),
-]
-MigrationLimit = Annotated[
-    int,
-    typer.Option(
-        metavar="N", min=0, max=1000,
-        help="How often a request with output goes on with another worker after its own is lost.",
-        rich_help_panel=_FLEET,
-    ),
-]  # fmt: skip
-MigrationTokens = Annotated[
-    int | None,
-    typer.Option(
-        "--migration-max-seq-len", metavar="TOKENS", min=1, max=1 << 31,
-        help="Prompts with more tokens do not go on elsewhere. [default: no limit]",
-        rich_help_panel=_FLEET,
-    ),
-]  # fmt: skip
-Routers = Annotated[
-    int,
-    typer.Option(metavar="N", min=1, max=64, help="Routers.", rich_help_panel=_ROUTERS),
-]
-Sync = Annotated[
-    bool,
-    typer.Option(
-        "--sync/--no-sync", help="Routers share their bookings.", rich_help_panel=_ROUTERS
-    ),
-]
-SyncDelay = Annotated[
-    float,
-    typer.Option(
-        "--sync-delay-ms", metavar="DURATION", parser=seconds(0.0, 60.0, unit="ms"),
-        help="Time of a booking to the other routers, ms.", rich_help_panel=_ROUTERS,
-    ),
-]  # fmt: skip
-Seed = Annotated[
-    int,
-    typer.Option(
-        metavar="N", min=0, max=2**63, help="First seed: random choices, generated requests.",
-        rich_help_panel=_ROUTERS,
-    ),
-]  # fmt: skip
-Seeds = Annotated[
-    int,
-    typer.Option(
-        metavar="N", min=1, max=50, help="Simulate N seeds; 95 % intervals from 2 on.",
-        rich_help_panel=_ROUTERS,
-    ),
-]  # fmt: skip
-TtftLimit = Annotated[
-    float | None,
-    typer.Option(
-        "--ttft-limit", metavar="DURATION", parser=seconds(0.0),
-        help="Goodput: longest TTFT. [default: 2s]", rich_help_panel=_ANSWER,
-    ),
-]  # fmt: skip
-ItlLimit = Annotated[
-    float | None,
-    typer.Option(
-        "--itl-limit-ms", metavar="DURATION", parser=seconds(0.0, unit="ms"),
-        help="Goodput: longest inter-token latency, ms. [default: none]", rich_help_panel=_ANSWER,
-    ),
-]  # fmt: skip
-Loads = Annotated[
-    str | None,
-    typer.Option(
-        metavar="X,..", help="Multiples of the rate to simulate, such as 0.5,1,1.5,2,3.",
-        rich_help_panel=_ANSWER,
-    ),
-]  # fmt: skip
-MaxRegress = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PERCENT",
-        help="Exit code 1 if a policy is worse than the first by more, for example 2%.",
-        rich_help_panel=_ANSWER,
-    ),
-]
-Search = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N", min=2, max=500,
-        help="Tune the numeric settings of the one --policy with N simulations.",
-        rich_help_panel=_ANSWER,
-    ),
-]  # fmt: skip
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOptions:
+    """What is replayed."""
+
+    trace: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="TRACE",
+            help="Mooncake JSON lines, Azure CSV (both plain or .gz), or a recording.",
+            show_default=False,
+        ),
+    ] = None
+    generate: Annotated[
+        str | None,
+        typer.Option(
+            "--generate",
+            metavar="agentic|chat|rag|batch",
+            help="Generate requests instead.",
+            rich_help_panel=_INPUT,
+        ),
+    ] = None
+    workload: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--workload",
+            metavar="NAME=VALUE",
+            help="Parameter of --generate (repeatable): requests, rate, prompts, prompt_tokens, "
+            "skew, turns, turn_tokens, output_tokens, think_s, documents, document_tokens, "
+            "documents_each, together, tenants, burst, burst_s, burst_every_s, longest_tokens, "
+            "zones.",
+            rich_help_panel=_INPUT,
+        ),
+    ] = None
+    trace_block_size: Annotated[
+        int | None,
+        typer.Option(
+            "--trace-block-size",
+            metavar="N",
+            min=1,
+            max=65_536,
+            help="Tokens of a hash id, or of a generated block. [default: 512; generated: 16]",
+            rich_help_panel=_INPUT,
+        ),
+    ] = None
+    speed: Annotated[
+        float,
+        typer.Option(
+            metavar="X", min=0.001, max=1000, help="Multiply the rate.", rich_help_panel=_INPUT
+        ),
+    ] = 1.0
+    spread: Annotated[
+        bool,
+        typer.Option(
+            "--spread",
+            help="Spread requests of one time evenly until the next time.",
+            rich_help_panel=_INPUT,
+        ),
+    ] = False
+    limit: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Only the first N requests.", rich_help_panel=_INPUT),
+    ] = None
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Only requests of this model.", rich_help_panel=_INPUT),
+    ] = None
+    skip_bad: Annotated[
+        bool,
+        typer.Option(
+            "--skip-bad", help="Leave bad lines out and count them.", rich_help_panel=_INPUT
+        ),
+    ] = False
+
+    def trace_input(self) -> TraceInput:
+        """The source of requests; raises UsageProblem."""
+        from dynctl.simulation.replay.inputs import TraceInput
+        from dynctl.simulation.replay.workloads import workload
+
+        if (self.trace is None) == (self.generate is None):
+            raise UsageProblem(
+                "expected a trace or --generate KIND"
+                + ("" if self.trace is None else ", not both"),
+                "dynctl replay trace.jsonl, or dynctl replay --generate chat",
+            )
+        if self.workload and self.generate is None:
+            raise UsageProblem(f"--workload {self.workload[0]}: only with --generate KIND")
+        return TraceInput(
+            path=self.trace,
+            workload=None
+            if self.generate is None
+            else workload(self.generate, self.workload or ()),
+            block_size=self.trace_block_size,
+            limit=self.limit,
+            speed=self.speed,
+            model=self.model,
+            skip_bad=self.skip_bad,
+            spread=self.spread,
+        )
+
+    def is_own_fleet(self, options: GlobalOptions) -> bool:
+        """Whether a recording is replayed on itself, not on its workers at one moment."""
+        own = options.recording
+        return (
+            own is not None
+            and self.trace is not None
+            and options.at is None
+            and own.exists()
+            and self.trace.exists()
+            and own.samefile(self.trace)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterOptions:
+    """The routers, and the policies that are compared."""
+
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policy",
+            metavar="[LABEL:]NAME|FILE[,SETTING=VALUE]",
+            help="round-robin, random, least-loaded, power-of-two, approximate, kv, kv-tuned, "
+            "best-pair, a preset, or a YAML or TOML file of settings (repeatable). "
+            "[default: round-robin and kv]",
+            rich_help_panel=_ROUTERS,
+        ),
+    ] = None
+    routers: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, max=64, help="Routers.", rich_help_panel=_ROUTERS),
+    ] = 1
+    sync: Annotated[
+        bool,
+        typer.Option(
+            "--sync/--no-sync", help="Routers share their bookings.", rich_help_panel=_ROUTERS
+        ),
+    ] = True
+    sync_delay_ms: Annotated[
+        float,
+        typer.Option(
+            "--sync-delay-ms",
+            metavar="DURATION",
+            parser=seconds(0.0, 60.0, unit="ms"),
+            help="Time of a booking to the other routers, ms.",
+            rich_help_panel=_ROUTERS,
+        ),
+    ] = 1.0
+    seed: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            max=2**63,
+            help="First seed: random choices, generated requests.",
+            rich_help_panel=_ROUTERS,
+        ),
+    ] = 1
+    seeds: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=50,
+            help="Simulate N seeds; 95 % intervals from 2 on.",
+            rich_help_panel=_ROUTERS,
+        ),
+    ] = 1
+
+    def chosen(self, live: ReplayPolicy | None) -> list[ReplayPolicy]:
+        """The policies; ``live``: that of the deployment. Warnings about them go to stderr."""
+        from dynctl.screens.render import talk
+        from dynctl.simulation.replay.policies import policies
+
+        if live is None:
+            policy, warnings = policies(self.policy or ["round-robin", "kv"])
+        else:
+            policy, warnings = policies(self.policy or ["round-robin"])
+            policy = policy if self.policy else [live, *policy]
+        for warning in warnings:
+            talk(f"warning: {warning}")
+        return policy
+
+    @property
+    def replica_sync(self) -> SimulatedSync:
+        """How the routers share their bookings."""
+        from dynctl.simulation.replay.fleet import SimulatedSync
+
+        return SimulatedSync("delayed" if self.sync else "none", self.sync_delay_ms / 1000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetOptions:
+    """The simulated workers."""
+
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=2000,
+            help="Aggregated workers. [default: those of the recording, else 8]",
+            rich_help_panel=_FLEET,
+        ),
+    ] = None
+    zones: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,..", help="Spread --workers over these zones.", rich_help_panel=_FLEET
+        ),
+    ] = None
+    capacity: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="VALUE:prefill=N,decode=N",
+            help="Workers in one domain value (repeatable).",
+            rich_help_panel=_FLEET,
+        ),
+    ] = None
+    file: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--file",
+            "-f",
+            metavar="FILE",
+            help="The replicas of a manifest; - reads stdin.",
+            rich_help_panel=_FLEET,
+        ),
+    ] = None
+    domain: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Domain of --capacity and --file. [default: zone]",
+            rich_help_panel=_FLEET,
+        ),
+    ] = None
+    data_parallel_size: Annotated[
+        int,
+        typer.Option(
+            "--data-parallel-size",
+            metavar="N",
+            min=1,
+            max=64,
+            help="Ranks of a worker.",
+            rich_help_panel=_FLEET,
+        ),
+    ] = 1
+    bootstrap: Annotated[
+        bool | None,
+        typer.Option(
+            "--bootstrap/--no-bootstrap",
+            help="Prefill and decode worker get a request at once, as with SGLang's bootstrap "
+            "address. [default: as recorded, else no]",
+            show_default=False,
+            rich_help_panel=_FLEET,
+        ),
+    ] = None
+    enforcement: Annotated[
+        str | None,
+        typer.Option(
+            metavar="none|preferred|required|fallback",
+            help="KV transfer policy of the workers.",
+            rich_help_panel=_FLEET,
+        ),
+    ] = None
+    preferred_weight: Annotated[
+        float | None,
+        typer.Option(
+            "--preferred-weight",
+            metavar="X",
+            min=0,
+            max=1,
+            help="Weight of --enforcement preferred. [default: 0.85]",
+            rich_help_panel=_FLEET,
+        ),
+    ] = None
+    block_bytes: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            max=1 << 40,
+            help="Bytes of a KV block; 0: unknown.",
+            rich_help_panel=_FLEET,
+        ),
+    ] = 0
+    events_delay_ms: Annotated[
+        float,
+        typer.Option(
+            "--events-delay-ms",
+            metavar="DURATION",
+            parser=seconds(0.0, 3600.0, unit="ms"),
+            help="Time from a cache event to the router, ms.",
+            rich_help_panel=_FLEET,
+        ),
+    ] = 0.0
+    events_loss: Annotated[
+        float,
+        typer.Option(
+            metavar="X",
+            min=0,
+            max=1,
+            help="Share of KV event batches that are lost.",
+            rich_help_panel=_FLEET,
+        ),
+    ] = 0.0
+    lose: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PLACE@TIME[..TIME]",
+            help="Lose a zone or a worker, until a time: zone-a@60s, 3@10s..40s (repeatable).",
+            rich_help_panel=_FLEET,
+        ),
+    ] = None
+    migration_limit: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            max=1000,
+            help="How often a request with output goes on with another worker after its own is "
+            "lost.",
+            rich_help_panel=_FLEET,
+        ),
+    ] = 0
+    migration_max_seq_len: Annotated[
+        int | None,
+        typer.Option(
+            "--migration-max-seq-len",
+            metavar="TOKENS",
+            min=1,
+            max=1 << 31,
+            help="Prompts with more tokens do not go on elsewhere. [default: no limit]",
+            rich_help_panel=_FLEET,
+        ),
+    ] = None
+
+    def expect_enforcement(self) -> None:
+        """Raise UsageProblem for an unknown KV transfer policy."""
+        modes = ("none", "preferred", "required", "fallback")
+        if self.enforcement is not None and self.enforcement not in modes:
+            raise UsageProblem(f"--enforcement {self.enforcement}: expected {', '.join(modes)}")
+
+    @property
+    def is_specified(self) -> bool:
+        """Whether the options describe workers."""
+        return self.workers is not None or bool(self.zones or self.capacity or self.file)
+
+    def source(
+        self, options: GlobalOptions, requests: RequestOptions
+    ) -> tuple[FleetSource, ReplayPolicy | None]:
+        """The workers, and the policy of a live router where it is known. Raises UsageProblem.
+
+        The workers of a recording that is replayed with its own settings are not read here.
+        """
+        from dynctl.base.options import SOURCES
+        from dynctl.simulation.replay.fleets import fleet_of_count, fleet_of_places
+
+        live = bool(options.given & (SOURCES | {"context"}))
+        by_count = self.workers is not None or self.zones is not None
+        if by_count + bool(self.capacity) + bool(self.file) + live > 1:
+            raise UsageProblem(
+                "--workers (with --zones), --capacity, --file and a deployment (--demo, --view, "
+                "--frontend, --discovery) are different fleets; specify only one"
+            )
+        ranks = self.data_parallel_size
+        if self.capacity:
+            from dynctl.planning.planned_fleet import fleet_of_flags
+
+            return fleet_of_places(fleet_of_flags(self.capacity, self.domain), ranks), None
+        if self.file:
+            from dynctl.planning.planned_fleet import fleet_of_files
+
+            return fleet_of_places(fleet_of_files(self.file, self.domain), ranks), None
+        if live:
+            return self._live_source(options, requests)
+        zones = [zone.strip() for zone in (self.zones or "").split(",") if zone.strip()]
+        return fleet_of_count(
+            _WORKERS if self.workers is None else self.workers, zones, ranks
+        ), None
+
+    def _live_source(
+        self, options: GlobalOptions, requests: RequestOptions
+    ) -> tuple[FleetSource, ReplayPolicy | None]:
+        """The workers of a deployment and its policy."""
+        from dynctl.simulation.replay.fleets import fleet_of_count, fleet_of_live
+        from dynctl.sources.connect import connect
+
+        deployment = connect(options)
+        if requests.is_own_fleet(options):
+            return fleet_of_count(_WORKERS, (), self.data_parallel_size), _live_policy(deployment)
+        source = fleet_of_live(deployment.title, deployment.workers(), requests.model)
+        if options.recording is not None:
+            source = replace(source, notes=(*source.notes, _ONE_MOMENT))
+        return source, _live_policy(deployment)
+
+    def simulated(
+        self, source: FleetSource, engine: dict[str, Any], block_size: int
+    ) -> SimulatedFleet:
+        """The workers with their engines; raises UsageProblem."""
+        from dynctl.simulation.replay.fleets import simulated_fleet
+
+        return simulated_fleet(
+            source,
+            engine,
+            block_size=min(block_size, 4096),
+            enforcement=self.enforcement,
+            weight=self.preferred_weight,
+            lose=self.lose or (),
+            bootstrap=self.bootstrap,
+            migration_limit=self.migration_limit,
+            migration_max_tokens=self.migration_max_seq_len,
+            events_delay_s=self.events_delay_ms / 1000,
+            events_loss=self.events_loss,
+            block_bytes=self.block_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerOptions:
+    """What the answer has, and what makes it fail."""
+
+    ttft_limit: Annotated[
+        float | None,
+        typer.Option(
+            "--ttft-limit",
+            metavar="DURATION",
+            parser=seconds(0.0),
+            help="Goodput: longest TTFT. [default: 2s]",
+            rich_help_panel=_ANSWER,
+        ),
+    ] = None
+    itl_limit_ms: Annotated[
+        float | None,
+        typer.Option(
+            "--itl-limit-ms",
+            metavar="DURATION",
+            parser=seconds(0.0, unit="ms"),
+            help="Goodput: longest inter-token latency, ms. [default: none]",
+            rich_help_panel=_ANSWER,
+        ),
+    ] = None
+    loads: Annotated[
+        str | None,
+        typer.Option(
+            metavar="X,..",
+            help="Multiples of the rate to simulate, such as 0.5,1,1.5,2,3.",
+            rich_help_panel=_ANSWER,
+        ),
+    ] = None
+    max_regress: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PERCENT",
+            help="Exit code 1 if a policy is worse than the first by more, for example 2%.",
+            rich_help_panel=_ANSWER,
+        ),
+    ] = None
+    fail_on: FailOn = "fail"
+    search: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=2,
+            max=500,
+            help="Tune the numeric settings of the one --policy with N simulations.",
+            rich_help_panel=_ANSWER,
+        ),
+    ] = None
+
+    def expect_valid(self) -> None:
+        """Raise UsageProblem for values that are not valid."""
+        expect_level(self.fail_on)
+        _ = self.allowed, self.factors
+
+    @property
+    def objective(self) -> Objective:
+        """The limits of goodput."""
+        from dynctl.simulation.replay.fleet import Objective
+
+        return Objective(
+            2.0 if self.ttft_limit is None else self.ttft_limit,
+            None if self.itl_limit_ms is None else self.itl_limit_ms / 1000,
+        )
+
+    @property
+    def allowed(self) -> float | None:
+        """The largest regression, as a share; raises UsageProblem."""
+        if self.max_regress is None:
+            return None
+        try:
+            percent = float(self.max_regress.strip().removesuffix("%"))
+        except ValueError:
+            percent = -1.0
+        if not 0 <= percent <= 1000:
+            raise UsageProblem(
+                f"--max-regress {self.max_regress}: expected a percentage such as 2%"
+            )
+        return percent / 100
+
+    @property
+    def factors(self) -> tuple[float, ...] | None:
+        """The multiples of the rate; raises UsageProblem."""
+        from dynctl.simulation.replay.inputs import speeds_of
+
+        return None if self.loads is None else speeds_of(self.loads)
+
+    def expect_policies(self, count: int) -> None:
+        """Raise UsageProblem for options that need another number of policies."""
+        if self.max_regress is not None and count < 2:
+            raise UsageProblem("--max-regress compares policies; expected at least two --policy")
+        alone = count == 1 and self.max_regress is None and self.loads is None
+        if self.search is not None and not alone:
+            raise UsageProblem(
+                "--search tunes one policy: give one --policy, without --max-regress and --loads"
+            )
 
 
 _TIMED = {
@@ -322,46 +582,20 @@ _ENGINE_FLAGS = only_given(
 )
 
 
-@with_options(engine=_ENGINE_FLAGS)
+@with_options(
+    requests=fields_of(RequestOptions),
+    routers=fields_of(RouterOptions),
+    fleet=fields_of(FleetOptions),
+    answer=fields_of(AnswerOptions),
+    engine=_ENGINE_FLAGS,
+)
 def replay(
     options: GlobalOptions,
     *,
-    trace: Trace = None,
-    generate: Generate = None,
-    workload: Workload = None,
-    trace_block_size: TraceBlock = None,
-    speed: Speed = 1.0,
-    spread: Spread = False,
-    limit: Limit = None,
-    model: Model = None,
-    skip_bad: SkipBad = False,
-    policy: Policies = None,
-    routers: Routers = 1,
-    sync: Sync = True,
-    sync_delay_ms: SyncDelay = 1.0,
-    seed: Seed = 1,
-    seeds: Seeds = 1,
-    workers: Workers = None,
-    zones: Zones = None,
-    capacity: Capacity = None,
-    file: Manifest = None,
-    domain: Domain = None,
-    data_parallel_size: Ranks = 1,
-    bootstrap: Bootstrap = None,
-    enforcement: Enforcement = None,
-    preferred_weight: Weight = None,
-    block_bytes: BlockBytes = 0,
-    events_delay_ms: EventsDelay = 0.0,
-    events_loss: EventsLoss = 0.0,
-    lose: Lose = None,
-    migration_limit: MigrationLimit = 0,
-    migration_max_seq_len: MigrationTokens = None,
-    ttft_limit: TtftLimit = None,
-    itl_limit_ms: ItlLimit = None,
-    loads: Loads = None,
-    max_regress: MaxRegress = None,
-    fail_on: FailOn = "fail",
-    search: Search = None,
+    requests: RequestOptions,
+    routers: RouterOptions,
+    fleet: FleetOptions,
+    answer: AnswerOptions,
     engine: dict[str, Any],
 ) -> int:
     """Replay requests through simulated routers and engines, one policy beside the other.
@@ -375,197 +609,56 @@ def replay(
     Exit code 1: a policy regressed by more than --max-regress; with --fail-on warn also where an
     interval includes that limit.
     """
-    from dataclasses import replace
-
+    from dynctl.screens.progress import progress
     from dynctl.screens.render import emit, talk
-    from dynctl.simulation.replay.fleet import Objective, SimulatedSync
-    from dynctl.simulation.replay.fleets import simulated_fleet
-    from dynctl.simulation.replay.inputs import DEFAULT_BLOCK, TraceInput, speeds_of
-    from dynctl.simulation.replay.policies import policies as named_policies
-    from dynctl.simulation.replay.workloads import workload as named_workload
+    from dynctl.simulation.replay.inputs import DEFAULT_BLOCK
 
-    expect_level(fail_on)
-    modes = ("none", "preferred", "required", "fallback")
-    if enforcement is not None and enforcement not in modes:
-        raise UsageProblem(f"--enforcement {enforcement}: expected {', '.join(modes)}")
-    if (trace is None) == (generate is None):
-        raise UsageProblem(
-            "expected a trace or --generate KIND" + ("" if trace is None else ", not both"),
-            "dynctl replay trace.jsonl, or dynctl replay --generate chat",
-        )
-    if workload and generate is None:
-        raise UsageProblem(f"--workload {workload[0]}: only with --generate KIND")
-    allowed = None if max_regress is None else _percent(max_regress)
-    factors = None if loads is None else speeds_of(loads)
-    given = TraceInput(
-        path=trace,
-        workload=None if generate is None else named_workload(generate, workload or ()),
-        block_size=trace_block_size,
-        limit=limit,
-        speed=speed,
-        model=model,
-        skip_bad=skip_bad,
-        spread=spread,
-    )
-    source, live = _fleet(
-        options, workers, zones, capacity, file, domain, data_parallel_size, model, trace
-    )  # fmt: skip
-    if generate is not None and trace_block_size is None:
+    answer.expect_valid()
+    fleet.expect_enforcement()
+    given = requests.trace_input()
+    source, live = fleet.source(options, requests)
+    if requests.generate is not None and requests.trace_block_size is None:
         given.block_size = engine.get("block_size", source.card.get("block_size", DEFAULT_BLOCK))
     first = given.first()
-    unnamed = live is None and workers is None and not (zones or capacity or file)
-    if (
-        (unnamed or _repeats(options, trace))
-        and given.path is not None
-        and given.format == "recording"
-    ):
-        from dynctl.simulation.replay.recorded import fleet_of_recording
-
-        recorded = fleet_of_recording(
-            given.path, model or first.model or None, limit=limit, skip_bad=skip_bad
-        )
-        if recorded is None:
-            note = "the recording has no workers: the fleet is the default one"
-            source = replace(source, notes=(*source.notes, note))
-        else:
-            source = recorded
-    fleet = simulated_fleet(
-        source,
-        engine,
-        block_size=min(first.block_size, 4096),
-        enforcement=enforcement,
-        weight=preferred_weight,
-        lose=lose or (),
-        bootstrap=bootstrap,
-        migration_limit=migration_limit,
-        migration_max_tokens=migration_max_seq_len,
-        events_delay_s=events_delay_ms / 1000,
-        events_loss=events_loss,
-        block_bytes=block_bytes,
-    )
-    chosen, warnings = named_policies(policy or ([] if live else ["round-robin", "kv"]))
-    if not policy and live is not None:
-        chosen = [live, *named_policies(["round-robin"])[0]]
-    for warning in warnings:
-        talk(f"warning: {warning}")
-    if allowed is not None and len(chosen) < 2:
-        raise UsageProblem("--max-regress compares policies; expected at least two --policy")
-    if search is not None and (len(chosen) != 1 or allowed is not None or factors is not None):
-        raise UsageProblem(
-            "--search tunes one policy: give one --policy, without --max-regress and --loads"
-        )
-    report = _report(
-        given,
-        source,
-        fleet,
-        chosen,
-        first=first,
-        seeds=range(seed, seed + seeds),
-        routers=routers,
-        sync=SimulatedSync("delayed" if sync else "none", sync_delay_ms / 1000),
-        objective=Objective(
-            2.0 if ttft_limit is None else ttft_limit,
-            None if itl_limit_ms is None else itl_limit_ms / 1000,
-        ),
-        allowed=allowed,
-        factors=factors,
-        tries=search,
-        assumed={name: getattr(fleet.engine, name) for name in source.assumed_options(engine)},
-        pairs_unknown=bootstrap is None and source.published and not source.shows_pairs,
-    )
+    if (live is None and not fleet.is_specified) or requests.is_own_fleet(options):
+        source = _recorded_fleet(source, given, requests.model or first.model)
+    simulated = fleet.simulated(source, engine, first.block_size)
+    policies = routers.chosen(live)
+    answer.expect_policies(len(policies))
+    with progress(options) as bar:
+        simulation = _Simulation(given, first, source, simulated, policies, routers, answer, bar)
+        report = simulation.report(engine, pairs_known=fleet.bootstrap is not None)
     emit(report, options)
-    failing = {"regressed"} | ({"unknown"} if fail_on == "warn" else set())
-    for change in report.changes:
-        for one in change.changes:
-            if one.verdict in failing:
-                talk(f"{change.policy}: {one.verdict}: {one.text}")
-    bad = any(change.verdict in failing for change in report.changes)
-    return ExitCode.NO if bad else ExitCode.YES
-
-
-def _percent(text: str) -> float:
-    try:
-        value = float(text.strip().removesuffix("%"))
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1000:
-        raise UsageProblem(f"--max-regress {text}: expected a percentage such as 2%")
-    return value / 100
-
-
-def _fleet(
-    options: GlobalOptions,
-    workers: int | None,
-    zones: str | None,
-    capacity: list[str] | None,
-    files: list[str] | None,
-    domain: str | None,
-    ranks: int,
-    model: str | None,
-    trace: Path | None,
-) -> tuple[FleetSource, ReplayPolicy | None]:
-    """The workers, and the policy of a live router where it is known. Raises UsageProblem.
-
-    The workers of a recording that is replayed with its own settings are not read here.
-    """
-    from dataclasses import replace
-
-    from dynctl.base.options import SOURCES
-    from dynctl.simulation.replay.fleets import fleet_of_count, fleet_of_live, fleet_of_places
-
-    live = bool(options.given & (SOURCES | {"context"}))
-    by_count = workers is not None or zones is not None
-    if by_count + bool(capacity) + bool(files) + live > 1:
-        raise UsageProblem(
-            "--workers (with --zones), --capacity, --file and a deployment (--demo, --view, "
-            "--frontend, --discovery) are different fleets; specify only one"
-        )
-    if capacity:
-        from dynctl.planning.planned_fleet import fleet_of_flags
-
-        return fleet_of_places(fleet_of_flags(capacity, domain), ranks), None
-    if files:
-        from dynctl.manifests.files import read_manifests
-        from dynctl.planning.planned_fleet import fleet_of_manifests
-
-        named = ", ".join(files[:3]) + (" and more" if len(files) > 3 else "")
-        return fleet_of_places(
-            fleet_of_manifests(read_manifests(files), named, domain), ranks
-        ), None
-    if live:
-        from dynctl.sources.connect import connect
-
-        seen = connect(options)
-        if _repeats(options, trace):
-            return fleet_of_count(8, (), ranks), _live_policy(seen)
-        found = fleet_of_live(seen.title, seen.workers(), model)
-        if options.recording is not None:
-            found = replace(found, notes=(*found.notes, _ONE_MOMENT))
-        return found, _live_policy(seen)
-    names = [one.strip() for one in (zones or "").split(",") if one.strip()]
-    return fleet_of_count(8 if workers is None else workers, names, ranks), None
-
-
-def _repeats(options: GlobalOptions, trace: Path | None) -> bool:
-    """Whether a recording is replayed on itself, not on its workers at one moment."""
-    own = options.recording
+    failing = {"regressed"} | ({"unknown"} if answer.fail_on == "warn" else set())
+    for policy in report.changes:
+        for change in policy.changes:
+            if change.verdict in failing:
+                talk(f"{policy.policy}: {change.verdict}: {change.text}")
     return (
-        own is not None
-        and trace is not None
-        and options.at is None
-        and own.exists()
-        and trace.exists()
-        and own.samefile(trace)
+        ExitCode.NO if any(policy.verdict in failing for policy in report.changes) else ExitCode.YES
     )
 
 
-def _live_policy(seen: Any) -> ReplayPolicy:
+def _recorded_fleet(source: FleetSource, given: TraceInput, model: str | None) -> FleetSource:
+    """The fleet of a recording that is replayed; ``source`` where there is none."""
+    from dynctl.simulation.replay.recorded import fleet_of_recording
+
+    if given.path is None or given.format != "recording":
+        return source
+    recorded = fleet_of_recording(
+        given.path, model or None, limit=given.limit, skip_bad=given.skip_bad
+    )
+    note = "the recording has no workers: the fleet is the default one"
+    return recorded or replace(source, notes=(*source.notes, note))
+
+
+def _live_policy(deployment: Any) -> ReplayPolicy:
     from dynctl.planning.prefill_load import prefill_model
     from dynctl.screens.render import talk
     from dynctl.simulation.replay.fleet import ReplayPolicy
     from router_core import SETTINGS, RouterConfig
 
-    values = {row.name: row.value for row in seen.config().settings if row.known}
+    values = {row.name: row.value for row in deployment.config().settings if row.known}
     known = {name: value for name, value in values.items() if name in SETTINGS}
     config = RouterConfig().with_values(known)
     try:
@@ -576,99 +669,120 @@ def _live_policy(seen: Any) -> ReplayPolicy:
     return ReplayPolicy("live", config)
 
 
-def _report(
-    given: TraceInput,
-    source: FleetSource,
-    fleet: SimulatedFleet,
-    chosen: list[ReplayPolicy],
-    *,
-    first: TraceRequest,
-    seeds: range,
-    routers: int,
-    sync: SimulatedSync,
-    objective: Objective,
-    allowed: float | None,
-    factors: tuple[float, ...] | None,
-    tries: int | None,
-    assumed: dict[str, Any],
-    pairs_unknown: bool,
-) -> ReplayReport:
-    """Simulate what the answer needs. Raises UsageProblem."""
-    from dynctl.documents.replay import ReplayReport, ReplayTrace, RunMetrics
-    from dynctl.screens.replay import Progress
-    from dynctl.simulation.replay import comparison
-    from dynctl.simulation.replay.simulation import ReplayError, simulate
-    from router_core import Role
+@dataclass(frozen=True, slots=True)
+class _Simulation:
+    """Requests, fleet and policies, ready to run. ``first``: the first request."""
 
-    total = given.limit or (given.workload.requests if given.workload is not None else None)
-    progress = Progress(total)
+    given: TraceInput
+    first: TraceRequest
+    source: FleetSource
+    fleet: SimulatedFleet
+    policies: list[ReplayPolicy]
+    routers: RouterOptions
+    answer: AnswerOptions
+    bar: ProgressBar
 
-    def run(policy: ReplayPolicy, seed: int, load: float) -> ReplayResult:
-        progress.about = policy.name + (f", seed {seed}" if len(seeds) > 1 else "")
-        if load != 1:
-            progress.about += f", load x{load:g}"
-        requests: Iterator[Any] = progress.following(given.requests(seed, load))
-        where = fleet.faster(given.speed * load)
-        return simulate(
-            requests, where, policy, seed, routers=routers, sync=sync, objective=objective
+    def report(self, engine: dict[str, Any], *, pairs_known: bool) -> ReplayReport:
+        """Simulate what the answer needs. Raises UsageProblem.
+
+        ``engine``: its given options; ``pairs_known``: options have whether prefill and decode
+        worker start together.
+        """
+        from dynctl.documents.replay import ReplayReport, RunMetrics
+        from dynctl.simulation.replay import comparison
+        from dynctl.simulation.replay.simulation import ReplayError
+
+        answer, policies = self.answer, self.policies
+        allowed, factors = answer.allowed, answer.factors
+        seeds = range(self.routers.seed, self.routers.seed + self.routers.seeds)
+        points: list[SearchPoint] = []
+        try:
+            if answer.search is not None:
+                points = comparison.search(self._run, policies[0], answer.search, seeds[0])
+                results = [self._run(policies[0], seeds[0], 1.0)]
+            else:
+                results = [self._run(policy, seed, 1.0) for policy in policies for seed in seeds]
+            curve = comparison.loads(self._run, policies, factors or (), seeds[0])
+        except ReplayError as error:
+            raise UsageProblem(str(error)) from None
+        return ReplayReport(
+            trace=_described_trace(self.given, self.first),
+            fleet=_described_fleet(self.source, self.fleet),
+            seeds=list(seeds),
+            results=results,
+            summaries=comparison.summaries(results),
+            metrics=[
+                RunMetrics(result.policy, result.seed, comparison.values(result))
+                for result in results
+            ],
+            changes=[] if allowed is None else comparison.changes(results, allowed),
+            loads=curve,
+            search=points,
+            notes=self._notes(results, pairs_known),
+            assumed={
+                name: getattr(self.fleet.engine, name)
+                for name in self.source.assumed_options(engine)
+            },
         )
 
-    results: list[ReplayResult] = []
-    try:
-        if tries is not None:
-            points = comparison.search(run, chosen[0], tries, seeds[0])
-            results = [run(chosen[0], seeds[0], 1.0)]
-        else:
-            points = []
-            results = [run(policy, seed, 1.0) for policy in chosen for seed in seeds]
-        curve = [] if factors is None else comparison.loads(run, chosen, factors, seeds[0])
-    except ReplayError as error:
-        raise UsageProblem(str(error)) from None
-    finally:
-        progress.clear()
-    notes = [*source.notes, *given.notes]
-    if pairs_unknown and any(one.role is Role.PREFILL for one in fleet.workers):
-        notes.append(_IN_TURN)
-    notes += dict.fromkeys(note for result in results for note in result.notes)
-    notes += [f"skipped {problem}" for problem in given.skipped.problems]
-    return ReplayReport(
-        trace=ReplayTrace(
-            given.name,
-            given.format,
-            first.block_size,
-            bool(first.hash_ids),
-            given.speed,
-            given.limit,
-            {} if given.workload is None else given.workload.parameters(),
-            given.skipped.count,
-            list(given.skipped.problems),
-            given.spread,
-        ),
-        fleet=_described(source, fleet),
-        seeds=list(seeds),
-        results=results,
-        summaries=comparison.summaries(results),
-        metrics=[
-            RunMetrics(result.policy, result.seed, comparison.values(result)) for result in results
-        ],
-        changes=[] if allowed is None else comparison.changes(results, allowed),
-        loads=curve,
-        search=points,
-        notes=notes,
-        assumed=assumed,
+    def _run(self, policy: ReplayPolicy, seed: int, load: float) -> ReplayResult:
+        """One simulation."""
+        from dynctl.simulation.replay.simulation import simulate
+
+        given, routers = self.given, self.routers
+        about = policy.name + (f", seed {seed}" if routers.seeds > 1 else "")
+        about += "" if load == 1 else f", load x{load:g}"
+        total = given.limit or (given.workload.requests if given.workload is not None else None)
+        return simulate(
+            self.bar.following(given.requests(seed, load), about, total, "requests"),
+            self.fleet.faster(given.speed * load),
+            policy,
+            seed,
+            routers=routers.routers,
+            sync=routers.replica_sync,
+            objective=self.answer.objective,
+        )
+
+    def _notes(self, results: list[ReplayResult], pairs_known: bool) -> list[str]:
+        """What a reader of the numbers has to know."""
+        from router_core import Role
+
+        source = self.source
+        notes = [*source.notes, *self.given.notes]
+        pairs_unknown = not pairs_known and source.published and not source.shows_pairs
+        if pairs_unknown and any(worker.role is Role.PREFILL for worker in self.fleet.workers):
+            notes.append(_IN_TURN)
+        notes += dict.fromkeys(note for result in results for note in result.notes)
+        return notes + [f"skipped {problem}" for problem in self.given.skipped.problems]
+
+
+def _described_trace(given: TraceInput, first: TraceRequest) -> ReplayTrace:
+    from dynctl.documents.replay import ReplayTrace
+
+    return ReplayTrace(
+        given.name,
+        given.format,
+        first.block_size,
+        bool(first.hash_ids),
+        given.speed,
+        given.limit,
+        {} if given.workload is None else given.workload.parameters(),
+        given.skipped.count,
+        list(given.skipped.problems),
+        given.spread,
     )
 
 
-def _described(source: FleetSource, fleet: SimulatedFleet) -> str:
+def _described_fleet(source: FleetSource, fleet: SimulatedFleet) -> str:
     """``8 aggregated workers in zone-a, zone-b (--workers)``."""
     from collections import Counter
 
-    roles = Counter(one.role.value for one in fleet.workers)
+    roles = Counter(worker.role.value for worker in fleet.workers)
     text = " and ".join(f"{count:,} {role}" for role, count in sorted(roles.items()))
     text += " worker" if len(fleet.workers) == 1 else " workers"
     if source.places:
         text += f" in {', '.join(source.places[:6])}" + (", .." if len(source.places) > 6 else "")
-    if any(one.bootstrap for one in fleet.workers):
+    if any(worker.bootstrap for worker in fleet.workers):
         text += ", prefill and decode start together"
     if fleet.engine.kv_transfer_enforcement is not None:
         text += f", KV transfer {fleet.engine.kv_transfer_enforcement}"
@@ -687,6 +801,6 @@ def _changes(fleet: SimulatedFleet) -> str:
     words = {"joins": "joined", "leaves": "left", "unavailable": "unavailable for a time"}
     parts = []
     for what, word in words.items():
-        count = len({one.worker_id for one in fleet.changes if one.what == what})
+        count = len({change.worker_id for change in fleet.changes if change.what == what})
         parts += [f"{count:,} {word}"] if count else []
     return ", ".join(parts)

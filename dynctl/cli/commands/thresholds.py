@@ -4,16 +4,22 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from dynctl.base.options import GlobalOptions, OutputFormat
 from dynctl.cli.completion import names_of
+from dynctl.cli.option_groups import only_given, with_options
 from dynctl.cli.shared_options import Duration, Limit, Watch, Yes, seconds
 
 if TYPE_CHECKING:
-    from dynctl.documents.thresholds import RankEffect, ReplicaChange
+    from dynctl.documents.thresholds import (
+        ModelThresholds,
+        RankEffect,
+        ReplicaChange,
+        ThresholdChange,
+    )
     from dynctl.sources.thresholds.canary import Condition
     from dynctl.sources.thresholds.change import Changed
     from dynctl.sources.thresholds.replicas import Outcome, Reading
@@ -77,6 +83,46 @@ def get_thresholds(
     return ExitCode.UNREACHABLE if silent else ExitCode.YES
 
 
+#: Setting -> the flag that errors name.
+_FLAGS: Final = {
+    "active_decode_blocks_threshold": "--active-decode-blocks",
+    "active_prefill_tokens_threshold": "--active-prefill-tokens",
+    "active_prefill_tokens_threshold_frac": "--active-prefill-tokens-frac",
+}
+_THRESHOLDS: Final = only_given(
+    {
+        "active_decode_blocks_threshold": Annotated[
+            str | None,
+            typer.Option(
+                "--active-decode-blocks",
+                "--active-decode-blocks-threshold",
+                metavar="0..1|off",
+                help="Busy above this fraction of a rank's KV blocks.",
+            ),
+        ],
+        "active_prefill_tokens_threshold": Annotated[
+            str | None,
+            typer.Option(
+                "--active-prefill-tokens",
+                "--active-prefill-tokens-threshold",
+                metavar="N|off",
+                help="Busy above this many active prefill tokens.",
+            ),
+        ],
+        "active_prefill_tokens_threshold_frac": Annotated[
+            str | None,
+            typer.Option(
+                "--active-prefill-tokens-frac",
+                "--active-prefill-tokens-threshold-frac",
+                metavar="X|off",
+                help="Busy above this multiple of max_num_batched_tokens.",
+            ),
+        ],
+    }
+)
+
+
+@with_options(thresholds=_THRESHOLDS)
 def set_thresholds(
     options: GlobalOptions,
     model: Annotated[
@@ -87,33 +133,8 @@ def set_thresholds(
             help="Model; required if there are several.",
         ),
     ] = None,
-    decode_blocks: Annotated[
-        str | None,
-        typer.Option(
-            "--active-decode-blocks",
-            "--active-decode-blocks-threshold",
-            metavar="0..1|off",
-            help="Busy above this fraction of a rank's KV blocks.",
-        ),
-    ] = None,
-    prefill_tokens: Annotated[
-        str | None,
-        typer.Option(
-            "--active-prefill-tokens",
-            "--active-prefill-tokens-threshold",
-            metavar="N|off",
-            help="Busy above this many active prefill tokens.",
-        ),
-    ] = None,
-    prefill_frac: Annotated[
-        str | None,
-        typer.Option(
-            "--active-prefill-tokens-frac",
-            "--active-prefill-tokens-threshold-frac",
-            metavar="X|off",
-            help="Busy above this multiple of max_num_batched_tokens.",
-        ),
-    ] = None,
+    *,
+    thresholds: dict[str, str],
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show which ranks would change; set nothing.")
     ] = False,
@@ -174,21 +195,15 @@ def set_thresholds(
     from dynctl.base.errors import ExitCode, UsageProblem
     from dynctl.cli.confirmation import confirm_change
     from dynctl.cli.threshold_list import models_of
-    from dynctl.documents.thresholds import ModelThresholds, ThresholdChange
+    from dynctl.documents.thresholds import ThresholdChange
+    from dynctl.screens.progress import progress
     from dynctl.screens.render import emit, talk
     from dynctl.sources.connect import connect
     from dynctl.sources.query import choose_model
-    from dynctl.sources.thresholds.canary import Canary, announce
     from dynctl.sources.thresholds.change import change_thresholds
     from dynctl.sources.thresholds.replicas import read_all
 
-    values = _values(
-        {
-            "active_decode_blocks_threshold": ("--active-decode-blocks", decode_blocks),
-            "active_prefill_tokens_threshold": ("--active-prefill-tokens", prefill_tokens),
-            "active_prefill_tokens_threshold_frac": ("--active-prefill-tokens-frac", prefill_frac),
-        }
-    )
+    values = _values(thresholds)
     if canary is not None and (partial or dry_run):
         flag = "--partial" if partial else "--dry-run"
         raise UsageProblem(f"--canary with {flag}: expected one of them")
@@ -207,14 +222,15 @@ def set_thresholds(
                 f"some replicas cannot be set: {'; '.join(unreached)}",
                 "set the others: --partial",
             )
-        replicas = [one.replica for one in readings]
         ranks, notes = _effects(readings, chosen, values, must=dry_run)
-        before = next(one.thresholds[chosen] for one in readings if chosen in one.thresholds)
+        before = next(
+            reading.thresholds[chosen] for reading in readings if chosen in reading.thresholds
+        )
         if dry_run:
             tried = ThresholdChange(
                 source=source.title,
-                before=ModelThresholds(chosen, **_typed(before)),
-                after=ModelThresholds(chosen, **_typed({**before, **values})),
+                before=_model_thresholds(chosen, before),
+                after=_model_thresholds(chosen, {**before, **values}),
                 applied=False,
                 ranks=ranks,
                 replicas=_tried(readings, chosen, values),
@@ -222,36 +238,62 @@ def set_thresholds(
             )
             emit(tried, options)
             return ExitCode.YES
+        replicas = [reading.replica for reading in readings]
         watcher = None
         if canary is not None:
+            from dynctl.sources.thresholds.canary import Canary, announce
+
             ended = stack.enter_context(_ending_is_noted())
             watcher = Canary(
                 replicas, chosen, values, conditions, canary, least=min_requests, ended=ended
             )
             watcher.begin()
-            limits = ", ".join(one.text for one in conditions)
+            limits = ", ".join(condition.text for condition in conditions)
             announce(replicas, f"canary {canary:g} s; revert if {limits}")
+        bar = stack.enter_context(progress(options))
+        if wait is not None or canary is not None:
+            bar.pulse("waiting for the replicas" if canary is None else f"canary of {canary:g} s")
         changed = change_thresholds(
             replicas, chosen, values, partial=partial, wait_s=wait, canary=watcher, say=talk
         )
-    outcomes = changed.result.outcomes
-    held = next((one.after for one in outcomes if one.state == "set" and one.after), None)
-    emit(
-        ThresholdChange(
-            source=source.title,
-            before=ModelThresholds(chosen, **_typed(before)),
-            after=ModelThresholds(chosen, **_typed(held or before)),
-            applied=changed.set,
-            ranks=ranks if changed.set else [],
-            replicas=[_replica_change(one, chosen) for one in outcomes],
-            agree=changed.agree,
-            waited=changed.waited,
-            canary=changed.verdict,
-            notes=notes,
-        ),
-        options,
-    )
+    emit(_change(changed, source.title, chosen, before, ranks, notes), options)
     return _exit_code(changed, partial=partial)
+
+
+def _change(
+    changed: "Changed",
+    title: str,
+    model: str,
+    before: _Values,
+    ranks: "list[RankEffect]",
+    notes: list[str],
+) -> "ThresholdChange":
+    """What was set, on which replicas, with which effects."""
+    from dynctl.documents.thresholds import ThresholdChange
+
+    outcomes = changed.result.outcomes
+    after = next(
+        (outcome.after for outcome in outcomes if outcome.state == "set" and outcome.after), before
+    )
+    return ThresholdChange(
+        source=title,
+        before=_model_thresholds(model, before),
+        after=_model_thresholds(model, after),
+        applied=changed.set,
+        ranks=ranks if changed.set else [],
+        replicas=[_replica_change(outcome, model) for outcome in outcomes],
+        agree=changed.agree,
+        waited=changed.waited,
+        canary=changed.verdict,
+        notes=notes,
+    )
+
+
+def _model_thresholds(model: str, values: _Values) -> "ModelThresholds":
+    from dynctl.documents.thresholds import ModelThresholds
+
+    fields: dict[str, Any] = dict(values)
+    return ModelThresholds(model, **fields)
 
 
 def _conditions(canary: float | None, texts: Sequence[str]) -> "list[Condition]":
@@ -284,14 +326,14 @@ def _deployment(readings: "Sequence[Reading]", model: str) -> "list[Reading]":
 
 
 def _replica_change(outcome: "Outcome", model: str) -> "ReplicaChange":
-    from dynctl.documents.thresholds import ModelThresholds, ReplicaChange
+    from dynctl.documents.thresholds import ReplicaChange
 
     before, after = outcome.before, outcome.after
     return ReplicaChange(
         outcome.replica.name,
         outcome.state,
-        None if before is None else ModelThresholds(model, **_typed(before)),
-        None if after is None else ModelThresholds(model, **_typed(after)),
+        None if before is None else _model_thresholds(model, before),
+        None if after is None else _model_thresholds(model, after),
         "" if outcome.error is None else outcome.error.message,
     )
 
@@ -305,9 +347,10 @@ def _exit_code(changed: "Changed", *, partial: bool) -> int:
 
     result, waited, verdict = changed.result, changed.waited, changed.verdict
     if verdict is not None and not verdict.kept:
-        left = [one for one in result.outcomes if one.state != "set back"]
-        for one in left:
-            talk(f"{one.replica.name} is not set back: dynctl thresholds get shows its values")
+        for outcome in result.outcomes:
+            if outcome.state != "set back":
+                name = outcome.replica.name
+                talk(f"{name} is not set back: dynctl thresholds get shows its values")
         return ExitCode.INTERRUPTED if verdict.state == "interrupted" else ExitCode.NO
     if not result.ok and result.error is not None:
         error = failure(result, partial=partial)
@@ -333,36 +376,33 @@ def _ending_is_noted() -> "Iterator[threading.Event]":
     canary that is ended sets back what it set, and setting is never ended halfway."""
     ended = threading.Event()
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {one: signal.getsignal(one) for one in signals}
+    before = {number: signal.getsignal(number) for number in signals}
     if before[signal.SIGHUP] == signal.SIG_IGN:  # nohup
         del before[signal.SIGHUP]
-    for one in before:
-        signal.signal(one, lambda *_: ended.set())
+    for number in before:
+        signal.signal(number, lambda *_: ended.set())
     try:
         yield ended
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def _values(given: Mapping[str, tuple[str, str | None]]) -> dict[str, float | int | None]:
+def _values(texts: Mapping[str, str]) -> dict[str, float | int | None]:
     """The given thresholds, validated. Raises UsageProblem."""
     from dynctl.base.errors import UsageProblem
     from router_core import SETTINGS, ConfigError
 
     values: dict[str, float | int | None] = {}
-    for name, (flag, text) in given.items():
-        if text is None:
-            continue
+    for name, text in texts.items():
         try:
             # As `thresholds get` and the form of `top` show it.
             values[name] = SETTINGS[name].parse("none" if text.strip() == "off" else text)
         except ConfigError as error:
-            raise UsageProblem(f"{flag}: {str(error).removeprefix(name + ': ')}") from None
+            raise UsageProblem(f"{_FLAGS[name]}: {str(error).removeprefix(name + ': ')}") from None
     if not values:
-        flags = ", ".join(flag for flag, _ in given.values())
         raise UsageProblem(
-            f"no threshold specified; expected at least one of {flags}",
+            f"no threshold specified; expected at least one of {', '.join(_FLAGS.values())}",
             "for example: dynctl thresholds set --active-decode-blocks 0.85 --dry-run",
         )
     return values
@@ -381,23 +421,25 @@ def _effects(
     effects: list[RankEffect] = []
     notes: list[str] = []
     errors = []
-    for one in readings:
-        if one.error is not None or model not in one.thresholds:
+    for reading in readings:
+        if reading.error is not None or model not in reading.thresholds:
             continue
-        present, name = one.thresholds[model], one.replica.name
+        present, name = reading.thresholds[model], reading.replica.name
         try:
-            rows = [row for row in one.replica.workers() if row.model == model]
+            rows = [row for row in reading.replica.workers() if row.model == model]
         except DynctlError as error:
             errors.append(error)
             notes.append(f"{name}: workers unknown: {error.message}")
             continue
-        if one.replica.probe is not None:
+        if reading.replica.probe is not None:
             silent = sum(rank.load_age_s is None for row in rows for rank in row.ranks)
             if silent:
-                why = one.replica.probe.no_report_reason()
+                why = reading.replica.probe.no_report_reason()
                 notes.append(f"{name}: reports of {plural(silent, 'rank')} unknown: {why}")
         after = judged_rows(rows, model, present, values)
-        before = judged_rows(rows, model, present, {}) if one.replica.probe is not None else rows
+        before = (
+            judged_rows(rows, model, present, {}) if reading.replica.probe is not None else rows
+        )
         effects += rank_effects(before, after, name)
     if must and errors and not effects:
         raise errors[0]
@@ -405,35 +447,32 @@ def _effects(
 
 
 def _tried(readings: "Sequence[Reading]", model: str, values: _Values) -> "list[ReplicaChange]":
+    """What a dry run answers for each replica."""
     from dynctl.base.errors import UsageProblem
-    from dynctl.documents.thresholds import ModelThresholds, ReplicaChange
+    from dynctl.documents.thresholds import ReplicaChange
 
-    found = []
-    for one in readings:
-        present = one.thresholds.get(model)
+    changes = []
+    for reading in readings:
+        replica, present = reading.replica, reading.thresholds.get(model)
         if present is None:
-            why = "it does not serve the model" if one.error is None else one.error.message
-            found.append(ReplicaChange(one.replica.name, "failed", problem=why))
+            why = "it does not serve the model" if reading.error is None else reading.error.message
+            changes.append(ReplicaChange(replica.name, "failed", problem=why))
             continue
         problem = ""
         try:
-            one.replica.holder.check_values(model, present, values)
+            replica.holder.check_values(model, present, values)
         except UsageProblem as error:
             problem = error.message
-        found.append(
+        changes.append(
             ReplicaChange(
-                one.replica.name,
+                replica.name,
                 "tried",
-                ModelThresholds(model, **_typed(present)),
-                ModelThresholds(model, **_typed({**present, **values})),
+                _model_thresholds(model, present),
+                _model_thresholds(model, {**present, **values}),
                 problem,
             )
         )
-    return found
-
-
-def _typed(values: _Values) -> dict[str, Any]:
-    return dict(values)
+    return changes
 
 
 def watch_thresholds(
@@ -473,12 +512,12 @@ def watch_thresholds(
         with ExitStack() as stack:
             replicas = stack.enter_context(source.replicas())
             watching = stack.enter_context(Watch(replicas, rate, stream.put))
-            ranks = {key for one in watching.first for key in one.ranks}
-            busy = {key for one in watching.first for key, it in one.ranks.items() if it.busy}
+            ranks = [rank for state in watching.first for rank in state.ranks.items()]
+            busy = {key for key, state in ranks if state.busy}
             doubted(source.doubts)
             talk(
                 f"watching {plural(len(replicas), 'replica')}: "
-                f"{plural(len(ranks), 'rank')}, {len(busy):,} busy"
+                f"{plural(len(dict(ranks)), 'rank')}, {len(busy):,} busy"
             )
             await stream.show(duration)
 

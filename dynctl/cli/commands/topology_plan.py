@@ -1,24 +1,35 @@
 """`dynctl topology plan`."""
 
-from typing import Annotated, Any
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dynctl.base.errors import ExitCode, UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.cli.completion import names_of
+from dynctl.cli.option_groups import fields_of, with_options
 from dynctl.cli.shared_options import NoHeaders
 
+if TYPE_CHECKING:
+    from dynctl.planning.planned_fleet import PlannedFleet
 
-def plan_topology(
-    options: GlobalOptions,
+_CAPACITY, _FILE, _DEPLOYMENT, _CLUSTER = "capacity", "file", "deployment", "cluster"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """The workers that are counted, and the fleet that is planned."""
+
     capacity: Annotated[
         list[str] | None,
         typer.Option(
             metavar="VALUE:prefill=N,decode=N",
             help="Number of workers in one domain value (repeatable).",
         ),
-    ] = None,
+    ] = None
     file: Annotated[
         list[str] | None,
         typer.Option(
@@ -27,7 +38,7 @@ def plan_topology(
             metavar="FILE",
             help="Count the replicas in a manifest; - reads stdin (repeatable).",
         ),
-    ] = None,
+    ] = None
     domain: Annotated[
         str | None,
         typer.Option(
@@ -36,7 +47,7 @@ def plan_topology(
             help="Domain to group by (zone, rack, ..). [default: the KV-transfer domain, then "
             "zone]",
         ),
-    ] = None,
+    ] = None
     over: Annotated[
         str | None,
         typer.Option(
@@ -44,25 +55,25 @@ def plan_topology(
             autocompletion=names_of("domain-value"),
             help="All values of the domain, for unpinned workers and for --target.",
         ),
-    ] = None,
+    ] = None
     ratio: Annotated[
         str | None,
         typer.Option(metavar="P:D", help="Target ratio of prefill to decode workers."),
-    ] = None,
+    ] = None
     target: Annotated[
         str | None,
         typer.Option(
             metavar="prefill=N,decode=N",
             help="Target fleet, split evenly over the values; also sets the ratio.",
         ),
-    ] = None,
+    ] = None
     enforcement: Annotated[
         str | None,
         typer.Option(
             metavar="required|preferred|fallback|none",
             help="Plan for this policy. [default: the current one, else required]",
         ),
-    ] = None,
+    ] = None
     model: Annotated[
         str | None,
         typer.Option(
@@ -70,7 +81,7 @@ def plan_topology(
             autocompletion=names_of("model"),
             help="Only workers of this model (live).",
         ),
-    ] = None,
+    ] = None
     dgd: Annotated[
         list[str] | None,
         typer.Option(
@@ -79,9 +90,94 @@ def plan_topology(
             help="Count the pods of this DynamoGraphDeployment (repeatable). [default: all in the "
             "namespace, with -n or -A]",
         ),
-    ] = None,
-    no_headers: NoHeaders = False,
-) -> int:
+    ] = None
+    no_headers: NoHeaders = False
+
+    @property
+    def values(self) -> list[str]:
+        """The values of ``--over``."""
+        return [value.strip() for value in (self.over or "").split(",") if value.strip()]
+
+    def fleet(self, options: GlobalOptions) -> PlannedFleet:
+        """The fleet of the specified source; raises UsageProblem."""
+        from dynctl.planning.planned_fleet import fleet_of_files
+
+        source = self._source(options)
+        # Workers of a target need not exist yet.
+        planned = self.target is not None and source in (None, _CLUSTER)
+        if source == _CAPACITY or (planned and self.values):
+            return self._specified_fleet()
+        if source == _FILE:
+            return fleet_of_files(self.file or [], self.domain, self.values)
+        if source == _CLUSTER:
+            from dynctl.verify.fleet import fleet_of_cluster
+            from dynctl.verify.run import joined_cluster
+
+            return fleet_of_cluster(joined_cluster(options, tuple(self.dgd or ())), self.domain)
+        if self.values:
+            raise UsageProblem("--over: a live deployment reports its values; remove --over")
+        return self._live_fleet(options)
+
+    def _source(self, options: GlobalOptions) -> str | None:
+        """What the options count; None: the default deployment. Raises UsageProblem."""
+        planes = options.discovery or options.file_kv or options.etcd_endpoints
+        where = options.namespace or options.kube_context or options.kubeconfig
+        in_cluster = options.discovery != "kubernetes" and (options.all_namespaces or where)
+        specified = {
+            _CAPACITY: self.capacity,
+            _FILE: self.file,
+            _DEPLOYMENT: options.offline or options.frontend or planes,
+            _CLUSTER: self.dgd or in_cluster,
+        }
+        sources = [source for source, value in specified.items() if value]
+        if len(sources) > 1:
+            raise UsageProblem(
+                "--capacity, --file, a deployment (--demo, --view, --frontend, --discovery) and a "
+                "cluster (-n, -A, --dgd, --kube-context) are different sources; specify only one"
+            )
+        if self.model is not None and sources not in ([], [_DEPLOYMENT]):
+            raise UsageProblem(
+                f"--model {self.model}: pods, manifests and --capacity have no model"
+            )
+        return sources[0] if sources else None
+
+    def _specified_fleet(self) -> PlannedFleet:
+        """The workers of --capacity, and the values of --over without workers."""
+        from dynctl.planning.planned_fleet import fleet_of_flags
+
+        capacity = self.capacity or []
+        counted = {flag.partition(":")[0].strip() for flag in capacity}
+        empty = [f"{value}:" for value in self.values if value not in counted]
+        return fleet_of_flags([*capacity, *empty], self.domain)
+
+    def _live_fleet(self, options: GlobalOptions) -> PlannedFleet:
+        from dynctl.planning.domain_capacity import topology_show
+        from dynctl.planning.planned_fleet import fleet_of_workers
+        from dynctl.sources.connect import connect
+
+        deployment = connect(options)
+        workers = [row for row in deployment.workers() if self.model in (None, row.model)]
+        settings = deployment.config().values
+        show = topology_show(deployment.title, workers, settings, domain=self.domain)
+        return fleet_of_workers(show, workers)
+
+    def expect_target_fits(self, fleet: PlannedFleet) -> None:
+        """Raise UsageProblem for a target that cannot be split over the fleet's domain."""
+        if self.target is None:
+            return
+        if len({cell.pool for cell in fleet.cells}) > 1:
+            raise UsageProblem(
+                "--target: there are several pools of workers; plan them one at a time"
+            )
+        if all(cell.value is None for cell in fleet.cells):
+            raise UsageProblem(
+                f"--target {self.target}: the values of {fleet.domain} are unknown; "
+                "specify them with --over"
+            )
+
+
+@with_options(plan=fields_of(PlanOptions))
+def plan_topology(options: GlobalOptions, *, plan: PlanOptions) -> int:
     """Plan capacity by domain: ratio, headroom, losses, workers to add.
 
     Counts come from a live deployment, a cluster (-n, -A, --dgd), manifests (-f) or --capacity.
@@ -93,87 +189,18 @@ def plan_topology(
     from dynctl.screens.plan import plan_rows_only
     from dynctl.screens.render import emit, talk
 
-    if enforcement is not None and enforcement not in ENFORCEMENTS:
-        raise UsageProblem(f"--enforcement {enforcement}: expected {', '.join(ENFORCEMENTS)}")
-    wanted = None if ratio is None else Ratio.parse(ratio)
-    whole = None if target is None else role_counts("--target", target, target)
-    values = [value.strip() for value in (over or "").split(",") if value.strip()]
-    fleet = _fleet(
-        options,
-        capacity or [],
-        file or [],
-        domain,
-        values,
-        model,
-        tuple(dgd or ()),
-        planned=whole is not None,
-    )
-    if whole is not None and len({cell.pool for cell in fleet.cells}) > 1:
-        raise UsageProblem("--target: there are several pools of workers; plan them one at a time")
-    if whole is not None and not any(cell.value is not None for cell in fleet.cells):
-        raise UsageProblem(
-            f"--target {target}: the values of {fleet.domain} are unknown; specify them with --over"
-        )
-    result = topology_plan(
-        fleet,
-        enforcement=enforcement,
-        ratio=wanted,
-        target=None if whole is None else (whole["prefill"], whole["decode"]),
-    )
-    emit(result, options, screen=plan_rows_only if no_headers else None)
-    if options.output not in ("table", "wide") or no_headers:
+    if plan.enforcement is not None and plan.enforcement not in ENFORCEMENTS:
+        raise UsageProblem(f"--enforcement {plan.enforcement}: expected {', '.join(ENFORCEMENTS)}")
+    ratio = None if plan.ratio is None else Ratio.parse(plan.ratio)
+    target = None
+    if plan.target is not None:
+        counts = role_counts("--target", plan.target, plan.target)
+        target = (counts["prefill"], counts["decode"])
+    fleet = plan.fleet(options)
+    plan.expect_target_fits(fleet)
+    result = topology_plan(fleet, enforcement=plan.enforcement, ratio=ratio, target=target)
+    emit(result, options, screen=plan_rows_only if plan.no_headers else None)
+    if options.output not in ("table", "wide") or plan.no_headers:
         for warning in result.warnings:
             talk(f"warning: {warning}")
     return ExitCode.NO if result.state == "stranded" else ExitCode.YES
-
-
-def _fleet(
-    options: GlobalOptions,
-    capacity: list[str],
-    files: list[str],
-    domain: str | None,
-    over: list[str],
-    model: str | None,
-    graphs: tuple[str, ...],
-    *,
-    planned: bool,
-) -> Any:
-    """The fleet of the specified source. ``planned``: workers need not exist yet."""
-    from dynctl.planning.planned_fleet import fleet_of_flags, fleet_of_manifests, fleet_of_workers
-
-    planes = options.discovery or options.file_kv or options.etcd_endpoints
-    live = options.offline or options.frontend or planes
-    where = (options.namespace, options.kube_context, options.kubeconfig)
-    cluster = bool(graphs) or (
-        options.discovery != "kubernetes" and (options.all_namespaces or any(where))
-    )
-    if bool(capacity) + bool(files) + bool(live or cluster) > 1 or (live and cluster):
-        raise UsageProblem(
-            "--capacity, --file, a deployment (--demo, --view, --frontend, --discovery) and a "
-            "cluster (-n, -A, --dgd, --kube-context) are different sources; specify only one"
-        )
-    if model is not None and (capacity or files or cluster):
-        raise UsageProblem(f"--model {model}: pods, manifests and --capacity have no model")
-    if capacity or (over and planned and not files and not live):
-        given = {one.partition(":")[0].strip() for one in capacity}
-        return fleet_of_flags([*capacity, *(f"{v}:" for v in over if v not in given)], domain)
-    if files:
-        from dynctl.manifests.files import read_manifests
-
-        source = ", ".join(files[:3]) + (" and more" if len(files) > 3 else "")
-        manifests = read_manifests(files)
-        return fleet_of_manifests(manifests, source, domain, over)
-    if cluster:
-        from dynctl.verify.fleet import fleet_of_cluster
-        from dynctl.verify.run import joined_cluster
-
-        return fleet_of_cluster(joined_cluster(options, graphs), domain)
-    if over:
-        raise UsageProblem("--over: a live deployment reports its values; remove --over")
-    from dynctl.planning.domain_capacity import topology_show
-    from dynctl.sources.connect import connect
-
-    seen = connect(options)
-    workers = [row for row in seen.workers() if model in (None, row.model)]
-    settings = seen.config().values
-    return fleet_of_workers(topology_show(seen.title, workers, settings, domain=domain), workers)

@@ -90,6 +90,7 @@ def verify_topology(
     from dynctl.base.errors import ExitCode
     from dynctl.cli.commands.topology_lint import lint_files
     from dynctl.findings.pages import code_list
+    from dynctl.screens.progress import progress
     from dynctl.screens.render import emit
     from dynctl.verify.run import VerifyOptions, verify_report
 
@@ -100,20 +101,22 @@ def verify_topology(
     if file:
         _check_alone(options, dgd, path, probe, wait)
         return lint_files(options, file, fail_on, suppress)
-    report = verify_report(
-        options,
-        VerifyOptions(
-            graphs=tuple(dgd or ()),
-            exec=exec_,
-            logs=logs,
-            probe=probe,
-            path=path,
-            domain=domain,
-            suppress=tuple(suppress or ()),
-            fail_on=fail_on,
-            wait=wait,
-        ),
-    )
+    with progress(options) as bar:
+        bar.pulse("reading the cluster" if wait is None else f"waiting for at most {wait:g} s")
+        report = verify_report(
+            options,
+            VerifyOptions(
+                graphs=tuple(dgd or ()),
+                exec=exec_,
+                logs=logs,
+                probe=probe,
+                path=path,
+                domain=domain,
+                suppress=tuple(suppress or ()),
+                fail_on=fail_on,
+                wait=wait,
+            ),
+        )
     emit(report, options)
     return ExitCode.YES if report.passes(fail_on) else ExitCode.NO
 

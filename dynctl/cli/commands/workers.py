@@ -50,7 +50,7 @@ def list_workers(
     from dynctl.sources.query import Selector
     from router_core import Role
 
-    roles = [one.value for one in Role]
+    roles = [role.value for role in Role]
     if role is not None and role not in roles:
         raise UsageProblem(f"--role {role}: expected one of {', '.join(roles)}")
     wanted = Selector.parse(selector or "")
@@ -91,8 +91,8 @@ def show_worker(
 
     source = connect(options)
     rows = source.workers()
-    found = resolve_worker(worker, [(row.worker_id, row.name) for row in rows])
-    row = next(row for row in rows if row.worker_id == found)
+    worker_id = resolve_worker(worker, [(row.worker_id, row.name) for row in rows])
+    row = next(row for row in rows if row.worker_id == worker_id)
     emit(WorkerDetail(source.title, row), options)
     doubted(source.doubts)
     return 0
@@ -139,6 +139,7 @@ def drain_worker(
     from dynctl.base.errors import ExitCode, TimedOut
     from dynctl.base.terminal import printable
     from dynctl.screens.numbers import plural
+    from dynctl.screens.progress import progress
     from dynctl.screens.render import emit, talk
 
     source = _frontends(options, "workers drain", dry_run=dry_run, yes=yes)
@@ -152,9 +153,12 @@ def drain_worker(
         talk(f"{change.worker} is cordoned; waiting for {plural(running, 'request')}")
     back = f"it stays cordoned; dynctl workers uncordon {change.worker} gives it requests again"
     try:
-        while running and time.monotonic() - began < wait:
-            time.sleep(min(0.5, wait))
-            running = source.running(change.worker, cordoned=True)
+        with progress(options) as bar:
+            bar.begin("waiting", wait)
+            while running and time.monotonic() - began < wait:
+                time.sleep(min(0.5, wait))
+                running = source.running(change.worker, cordoned=True)
+                bar.step(time.monotonic() - began)
     except KeyboardInterrupt:
         talk(f"{change.worker} still runs {plural(running, 'request')}; {back}")
         raise
