@@ -29,11 +29,12 @@ def _table(settings: list[Setting], belongs: str = "") -> Iterator[str]:
     yield f"| {' | '.join(headings)} |"
     yield "|" + "---|" * len(headings)
     for setting in settings:
+        variable = ROUTER_OPTIONS[setting.name].variable
         cells = [
             f"`{setting.name}`",
             _defaults(setting),
             _flag(setting),
-            f"`{ROUTER_OPTIONS[setting.name].env[0]}`",
+            f"`{variable}`" if variable else "-",
             setting.needs if belongs else bounds(setting),
             ROUTER_OPTIONS[setting.name].help,
         ]

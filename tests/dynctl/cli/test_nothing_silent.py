@@ -145,9 +145,11 @@ def test_every_setting_has_an_effect_or_is_named(
     setting, option = SETTINGS[name], ROUTER_OPTIONS[name]
     text = another_value(setting)
     given = as_flags(name, text)
-    typed = given[0] if way == "flag" else option.env[0]
+    typed = given[0] if way == "flag" else option.variable
     if way == "variable":
-        monkeypatch.setenv(option.env[0], text)
+        if not typed:
+            pytest.skip("the setting has no variable")
+        monkeypatch.setenv(typed, text)
         given = []
     for other, value in BESIDE.get(name, {}).items():
         given += as_flags(other, value) if other != name else []

@@ -122,7 +122,7 @@ def test_help_of_serve_frontend_has_every_flag_and_lists_the_old_apart(dynctl):
     out = dynctl("serve", "frontend", "--help=all").out
     for name, option in ROUTER_OPTIONS.items():
         assert option.flags[0] in out
-        assert option.env[0] in out, name
+        assert option.variable in out, name
     current, _, rest = out.partition("Older names of router settings")
     older, _, _ = rest.partition("─ Busy thresholds ─")
     for option in ROUTER_OPTIONS.values():

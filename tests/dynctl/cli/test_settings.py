@@ -39,7 +39,7 @@ def test_every_setting_has_its_names_and_help():
     for name, option in ROUTER_OPTIONS.items():
         assert option.help, name
         assert option.flags[0].startswith("--"), name
-        assert option.env[0].startswith("DYN_"), name
+        assert all(variable.startswith("DYN_") for variable in option.env), name
     names = [one for option in ROUTER_OPTIONS.values() for one in (*option.flags, *option.env)]
     assert len(names) == len(set(names))
 
