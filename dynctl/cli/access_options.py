@@ -372,7 +372,7 @@ ACCESS = fields_of(AccessOptions)
 #: Those of a process that only operators use.
 OPERATOR_ACCESS = fields_of(
     AccessOptions,
-    without={one.name for one in fields(AccessOptions)}
+    without={option.name for option in fields(AccessOptions)}
     - {
         *("admin_token_file", "tls_cert", "tls_key", "unix_socket", "system_host"),
         *("header_timeout", "keep_alive_timeout", "peer_connections"),

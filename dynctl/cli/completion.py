@@ -88,7 +88,7 @@ def formats(context: typer.Context, incomplete: str) -> list[str]:
     """The output formats of the command."""
     from dynctl.cli.table import formats_of
 
-    return [str(one) for one in formats_of(context.command_path.partition(" ")[2])]
+    return [str(form) for form in formats_of(context.command_path.partition(" ")[2])]
 
 
 def codes(context: typer.Context, incomplete: str) -> list[str]:
@@ -109,19 +109,19 @@ def names_of(kind: str) -> Completer:
     """
 
     def names(context: typer.Context, incomplete: str) -> list[str]:
-        found: list[str] = []
+        fitting: list[str] = []
 
         def look_up() -> None:
             try:
-                found.extend(_fitting(_names(kind, context, incomplete), incomplete))
+                fitting.extend(_fitting(_names(kind, context, incomplete), incomplete))
             except Exception:
-                found.clear()  # the shell shows no errors
+                fitting.clear()  # the shell shows no errors
 
         # A library that waits cannot be interrupted: the process ends without it.
         thread = threading.Thread(target=look_up, daemon=True)
         thread.start()
         thread.join(LIMIT_S)
-        return [] if thread.is_alive() else found
+        return [] if thread.is_alive() else fitting
 
     return names
 
@@ -142,8 +142,8 @@ def _names(kind: str, context: typer.Context, prefix: str) -> Iterable[str]:
     return _KINDS[kind](_rows(options, path), prefix)
 
 
-def _fitting(found: Iterable[str], prefix: str) -> list[str]:
-    return sorted({name for name in found if name.startswith(prefix) and _is_word(name)})[:_MOST]
+def _fitting(names: Iterable[str], prefix: str) -> list[str]:
+    return sorted({name for name in names if name.startswith(prefix) and _is_word(name)})[:_MOST]
 
 
 def _is_word(name: str) -> bool:
@@ -189,7 +189,7 @@ def _rows(options: GlobalOptions, path: str) -> list[Row]:
     document = _fetch((named or (DEFAULT_FRONTEND,))[0], path, token(options), trusted)
     if isinstance(document, dict):
         lists = (document.get(key) for key in ("workers", "decisions", "items"))
-        document = next(one for one in lists if one is not None)
+        document = next(rows for rows in lists if rows is not None)
     return [{"domains": {}, "runtime_config": {}, **row} for row in document]
 
 
@@ -268,7 +268,7 @@ def answer(build: Callable[[list[str], str], tuple[Any, list[str]]]) -> NoReturn
         _hand_over(["dynctl", *words, incomplete])
         text, code = _of_typer(command, os.environ[VARIABLE])
         if shell != "zsh":
-            text = "".join(f"{one}\n" for one in _whole(text.splitlines(), incomplete, ahead))
+            text = "".join(f"{word}\n" for word in _whole(text.splitlines(), incomplete, ahead))
         os.write(sys.stdout.fileno(), text.encode())
     except (Exception, KeyboardInterrupt):  # noqa: S110  the shell shows no errors
         pass

@@ -291,10 +291,10 @@ def with_globals(function: Callable[..., Any], row: Command) -> Callable[..., An
     contexts = [parameter.name for parameter in declared if parameter not in own]
     redeclared = [parameter.name for parameter in own if parameter.name in _ANNOTATIONS]
     needs = {
-        parameter.name: one
+        parameter.name: need
         for parameter in own
-        for one in getattr(parameter.annotation, "__metadata__", ())
-        if isinstance(one, Needs)
+        for need in getattr(parameter.annotation, "__metadata__", ())
+        if isinstance(need, Needs)
     }
 
     @functools.wraps(function)
@@ -322,6 +322,7 @@ def with_globals(function: Callable[..., Any], row: Command) -> Callable[..., An
         dynamo = _serves_dynamo(options, row.path, arguments)
         pool = row.path == _PICKER and arguments.get("pool") is not None
         warnings = [
+            *_unread_variables(row, dynamo=dynamo),
             *_without_effect(options, row, frozenset(redeclared), dynamo=dynamo, pool=pool),
             *_unmet_needs(context, row.path, needs, arguments, dynamo),
         ]
@@ -334,8 +335,26 @@ def with_globals(function: Callable[..., Any], row: Command) -> Callable[..., An
     return _with_signature(command, own)
 
 
+#: Beside the output.
+_READ_WITH_CLUSTER = CLUSTER - {"reach"} | {"timeout", "context"}
 #: Reads a Kubernetes cluster with --pool.
 _PICKER = "serve epp"
+
+
+def _unread_variables(row: Command, *, dynamo: bool) -> Iterator[str]:
+    """Variables of the environment without effect on a server."""
+    if row.serves and not dynamo and (row.reads is Reads.NOTHING or row.path == _PICKER):
+        yield from (
+            f"{name} has no effect on {row.path}: the command reads no source"
+            for name in PLANE_VARIABLES
+            if os.environ.get(name)
+        )
+    if row.routes:
+        yield from (
+            f"{name} has no effect on {row.path}: set it on the workers"
+            for name in WORKER_VARIABLES
+            if os.environ.get(name)
+        )
 
 
 def _without_effect(
@@ -350,48 +369,43 @@ def _without_effect(
     where `serve` would start without what they name, and for those that name a place which the
     command does not read. ``own``: options that the command declares itself; ``dynamo``: its
     workers are those of a Dynamo deployment; ``pool``: those of an InferencePool."""
-    read = OUTPUT - row.ignores
-    given = options.given - read - own - row.also
+    given = options.given - (OUTPUT - row.ignores) - own - row.also
     reads = row.reads
-    if row.serves and not dynamo and (reads is Reads.NOTHING or row.path == _PICKER):
-        yield from (
-            f"{name} has no effect on {row.path}: the command reads no source"
-            for name in PLANE_VARIABLES
-            if os.environ.get(name)
-        )
-    if row.routes:
-        yield from (
-            f"{name} has no effect on {row.path}: set it on the workers"
-            for name in WORKER_VARIABLES
-            if os.environ.get(name)
-        )
     if reads is Reads.ITSELF or not (given or options.given & PLACES):
         return
     if reads is Reads.IF_NAMED:
         from dynctl.sources.connect import names_source
 
         reads = Reads.FLEET if names_source(options) else Reads.NOTHING
-    if reads is Reads.CLUSTER or pool:
-        read |= CLUSTER - {"reach"} | {"timeout", "context"}
-        # Beside a pool `serve epp` itself refuses the sources of workers.
-        read |= SOURCES if pool else frozenset()
-        yield from _reported(given - read, f"on {row.path}")
+    served = dynamo and row.serves
+    if pool:
+        # `serve epp` itself refuses the sources of workers beside a pool.
+        yield from _reported(given - _READ_WITH_CLUSTER - SOURCES, f"on {row.path}")
+    elif reads is Reads.CLUSTER:
+        yield from _reported(given - _READ_WITH_CLUSTER, f"on {row.path}")
     elif reads is Reads.FRONTENDS:
         yield from _reported(given - READ_BY["--frontend"], f"on {row.path}: it reads frontends")
     elif reads is Reads.OWN_FLEET:
         yield from _reported(given, f"on {row.path}: it runs a fleet of its own")
-    elif reads is Reads.NOTHING and not (dynamo and row.serves):
+    elif reads is Reads.NOTHING and not served:
         if row.serves:
             _expect_no_source(given, row)
         strict = row.reads is Reads.IF_NAMED or row.unserved is not None
         yield from _reported(given, f"on {row.path}", strict=strict, counts=True)
     elif row.unserved is not None:
-        source = _served_backend(options)
-        if source is not None:
-            read = READ_BY.get(source, _IN_MEMORY) - row.unserved
-            yield from _reported(given - read, f"with discovery backend {source}", counts=True)
+        yield from _unread_by_backend(options, row.unserved, given)
     else:
         yield from _unread_by_source(options, row, given, own)
+
+
+def _unread_by_backend(
+    options: GlobalOptions, unserved: frozenset[str], given: frozenset[str]
+) -> Iterator[str]:
+    """The options that a server does not read beside the workers in discovery."""
+    backend = _served_backend(options)
+    if backend is not None:
+        read = READ_BY.get(backend, _IN_MEMORY) - unserved
+        yield from _reported(given - read, f"with discovery backend {backend}", counts=True)
 
 
 def _expect_no_source(given: frozenset[str], row: Command) -> None:
@@ -477,7 +491,9 @@ def _unmet_needs(
 
     ``dynamo``: its workers are those of a Dynamo deployment.
     """
-    parameters: dict[str, Any] = {str(one.name): one for one in context.command.params}
+    parameters: dict[str, Any] = {
+        str(parameter.name): parameter for parameter in context.command.params
+    }
     for name, need in needs.items():
         source = context.get_parameter_source(name)
         if source is None or source.name not in ("COMMANDLINE", "ENVIRONMENT"):
@@ -486,7 +502,7 @@ def _unmet_needs(
         if why:
             variables = parameters[name].envvar or ()
             variables = [variables] if isinstance(variables, str) else variables
-            given = [one for one in variables if os.environ.get(one)]
+            given = [variable for variable in variables if os.environ.get(variable)]
             from_variable = source.name == "ENVIRONMENT" and given
             typed = given[0] if from_variable else parameters[name].opts[0]
             yield f"{typed} has no effect {why}"
@@ -509,9 +525,9 @@ def _unmet(
         return "with the workers of a Dynamo deployment"
     if need.dynamo and not dynamo:
         return f"without {'--endpoint' if path == 'serve router' else '--discovery'}"
-    if not need.parameters or any(need.is_set(arguments.get(one)) for one in need.parameters):
+    if not need.parameters or any(need.is_set(arguments.get(name)) for name in need.parameters):
         return ""
-    flags = [parameters[one].opts[0] for one in need.parameters if one in parameters]
+    flags = [parameters[name].opts[0] for name in need.parameters if name in parameters]
     values = [f" above {need.unset}" if need.unset in (0, 1) else ""] * len(flags)
     return "without " + " or ".join(map("".join, zip(flags, values, strict=True)))
 

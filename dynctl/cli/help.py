@@ -128,8 +128,8 @@ def arrange(path: str, command: Any, group: str = "") -> None:
     Raises UsageProblem for a group that the command does not have.
     """
     row = COMMANDS.get(path.partition(" ")[2])
-    options = [one for one in command.params if one.param_type_name == "option"]
-    groups = list(dict.fromkeys(_group_of(_title(one)) for one in options))
+    options = [option for option in command.params if option.param_type_name == "option"]
+    groups = list(dict.fromkeys(_group_of(_title(option)) for option in options))
     if group not in ("", _ALL):
         named = [name for name in groups if group in name]
         if not named:
@@ -219,7 +219,9 @@ def _boxes(command: Any, ctx: Any) -> dict[str, list[tuple[str, str]]]:
     parameters = command.get_params(ctx)
     if chosen_few:
         order = {name: place for place, name in enumerate(first)}
-        parameters = sorted(parameters, key=lambda one: order.get(one.opts[0], len(order)))
+        parameters = sorted(
+            parameters, key=lambda parameter: order.get(parameter.opts[0], len(order))
+        )
     boxes: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Commands": [], "Options": []}
     for name in getattr(command, "commands", ()):
         boxes["Commands"].append((name, command.commands[name].short_help or ""))

@@ -27,9 +27,9 @@ def fields_of(
     hints = get_type_hints(kind, include_extras=True)
     return OptionGroup(
         {
-            one.name: (hints[one.name], _default(one))
-            for one in fields(kind)
-            if one.name not in without and (only is None or one.name in only)
+            field.name: (hints[field.name], _default(field))
+            for field in fields(kind)
+            if field.name not in without and (only is None or field.name in only)
         },
         lambda values: kind(**values),
     )

@@ -20,6 +20,7 @@ from dynctl.cli.access_options import (
 from dynctl.cli.option_groups import fields_of
 from dynctl.cli.router_flags import split_preset
 from dynctl.cli.shared_options import Needs, memory_of, one_choice, seconds, size_of
+from dynctl.settings.router_settings import Resolved, needs_dynamo, resolve
 
 if TYPE_CHECKING:
     from dynctl.serving.routing.config import FrontendConfig
@@ -247,6 +248,17 @@ class ServingOptions:
     ] = None
     announce: Announce = False
 
+    def expect_valid(self) -> None:
+        """Raise UsageProblem for values that are not valid."""
+        one_choice("--log-decisions", self.log_decisions, ("off", "winner", "all"))
+        one_choice("--log-format", self.log_format, ("text", "json"))
+        if self.trust_template and self.model_path is None:
+            raise UsageProblem(
+                "--trust-template: expected --model-path DIR with it; chat templates that come "
+                "from workers are never trusted"
+            )
+        one_choice("--tokenizer", self.tokenizer, ("auto", "fast", "exact"))
+
 
 #: The options of a process that serves requests.
 SERVING = fields_of(ServingOptions)
@@ -280,6 +292,19 @@ _FIELDS = (
 )
 
 
+def _resolved(router_flags: Mapping[str, str | bool]) -> Resolved:
+    """The router's settings; warnings about them go to stderr."""
+    from dynctl.screens.render import talk
+
+    flags, preset = split_preset(router_flags)
+    resolved = resolve(flags, os.environ, preset_name=preset)
+    if resolved.changed_by_preset is not None:
+        talk(resolved.changed_by_preset)
+    for warning in resolved.warnings:
+        talk(f"warning: {warning}")
+    return resolved
+
+
 def frontend_config(
     router_flags: Mapping[str, str | bool],
     access: AccessOptions,
@@ -295,26 +320,13 @@ def frontend_config(
     """
     from dynctl.screens.render import talk
     from dynctl.serving.routing.config import FrontendConfig, Limits
-    from dynctl.settings.router_settings import needs_dynamo, resolve
 
-    one_choice("--log-decisions", serving.log_decisions, ("off", "winner", "all"))
-    one_choice("--log-format", serving.log_format, ("text", "json"))
-    if serving.trust_template and serving.model_path is None:
-        raise UsageProblem(
-            "--trust-template: expected --model-path DIR with it; chat templates that come from "
-            "workers are never trusted"
-        )
-    one_choice("--tokenizer", serving.tokenizer, ("auto", "fast", "exact"))
+    serving.expect_valid()
+    resolved = _resolved(router_flags)
     shared, dynamo = more.get("router_url") is not None, more.get("dynamo")
-    flags, preset = split_preset(router_flags)
-    resolved = resolve(flags, os.environ, preset_name=preset)
-    if resolved.changed_by_preset is not None:
-        talk(resolved.changed_by_preset)
-    for warning in resolved.warnings:
-        talk(f"warning: {warning}")
     if shared:
         _refuse_own_workers(serving)
-    if not dynamo and not shared:
+    elif not dynamo:
         for warning in needs_dynamo(resolved):
             talk(f"warning: {warning}")
     decisions = size_of("--decision-memory", serving.decision_memory)
@@ -324,20 +336,20 @@ def frontend_config(
     if shared:
         for spelled in _decided_elsewhere(resolved.sources):
             talk(f"warning: {spelled} has no effect with --router: set it on dynctl serve router")
-    if dynamo and dynamo.event_plane and not resolved.config.router_replica_sync:
+    synced = resolved.config.router_replica_sync
+    if dynamo and dynamo.event_plane and not synced:
         talk("warning: --event-plane has no effect without --router-replica-sync")
     operators = access_settings(access, serving.api_token)
-    replicas = replicas_of(access, resolved.config.router_replica_sync)
+    replicas = replicas_of(access, synced)
     if shared:
         replicas = None  # the router shares the load of all its frontends
-    if dynamo:
-        if replicas is not None:
-            raise UsageProblem(
-                "--router-replica-bind, --router-replica-peer and --router-replica-nats do not "
-                "work with the workers of a Dynamo deployment",
-                "--router-replica-sync alone shares load with its routers, over its event plane",
-            )
-    elif not shared and resolved.config.router_replica_sync and replicas is None:
+    elif dynamo and replicas is not None:
+        raise UsageProblem(
+            "--router-replica-bind, --router-replica-peer and --router-replica-nats do not "
+            "work with the workers of a Dynamo deployment",
+            "--router-replica-sync alone shares load with its routers, over its event plane",
+        )
+    elif not dynamo and synced and replicas is None:
         nats = os.environ.get("NATS_SERVER")
         talk(
             "warning: no replica to share load with: set --router-replica-bind and "

@@ -107,7 +107,7 @@ def file_or_format(options: GlobalOptions, output: str | None) -> tuple[Path | N
     """The file that ``output`` names, if it is no format; the options with the format, if it is."""
     if output is None:
         return None, options
-    if output in [one.value for one in OutputFormat]:
+    if output in [form.value for form in OutputFormat]:
         return None, replace(options, output=OutputFormat(output))
     return Path(output), options
 
@@ -155,10 +155,10 @@ def read_as(option: "EngineOption", metavar: str | None) -> dict[str, Any]:
 
 
 def _bytes(text: str | int) -> int:
-    found = size(str(text))
-    if found is None:
+    number = size(str(text))
+    if number is None:
         raise typer.BadParameter(f"expected {SIZES}")
-    return found
+    return number
 
 
 def seconds_of(option: str, text: str, low: float = 0.001, high: float = DAY_S) -> float:
@@ -181,18 +181,18 @@ def one_choice(flag: str, value: str, choices: tuple[str, ...]) -> None:
 
 def size_of(flag: str, text: str) -> int:
     """The size in bytes, 0 to 1 TiB; raises UsageProblem."""
-    found = size(text)
-    if found is None or found > 1 << 40:
+    number = size(text)
+    if number is None or number > 1 << 40:
         raise UsageProblem(f"{flag} {text[:64]!r}: expected {SIZES}")
-    return found
+    return number
 
 
 def memory_of(flag: str, text: str) -> int:
     """The bound of an index or a recording in bytes, 1 MiB to 1 TiB; raises UsageProblem."""
-    found = size_of(flag, text)
-    if found < SMALLEST_MEMORY:
-        raise UsageProblem(f"{flag}: expected at least 1MiB, got {found:,} bytes")
-    return found
+    number = size_of(flag, text)
+    if number < SMALLEST_MEMORY:
+        raise UsageProblem(f"{flag}: expected at least 1MiB, got {number:,} bytes")
+    return number
 
 
 Duration: TypeAlias = Annotated[

@@ -72,7 +72,7 @@ class Group:
 
 _CHECKS: Final = (*FORMATS, OutputFormat.JUNIT)
 #: Of answers without names.
-_UNNAMED: Final = tuple(one for one in FORMATS if one is not OutputFormat.NAME)
+_UNNAMED: Final = tuple(form for form in FORMATS if form is not OutputFormat.NAME)
 #: What servers of the workers in discovery do not read of the options for a live Dynamo.
 _NOT_SERVED: Final = frozenset(
     {"output", "frontend", "token", "token_env", "token_file", "context", "wait", "reach"}

@@ -33,30 +33,30 @@ def threshold_list(
     for name in models:
         apart = differing(readings, name)
         agree = agree and not apart
-        members = [one for group in serving(readings, name).values() for one in group]
-        for one in members:
-            held = one.thresholds.get(name)
-            if one.error is None and held is None:
+        members = [reading for group in serving(readings, name).values() for reading in group]
+        for reading in members:
+            held = reading.thresholds.get(name)
+            if reading.error is None and held is None:
                 absent = "it does not serve the model"
-                rows.append(ReplicaThresholds(one.replica.name, name, problem=absent))
+                rows.append(ReplicaThresholds(reading.replica.name, name, problem=absent))
             elif held is not None:
-                differs = apart.get(one.replica.name, [])
+                differs = apart.get(reading.replica.name, [])
                 values: dict[str, Any] = dict(held)
-                row = ReplicaThresholds(one.replica.name, name, **values, differs=differs)
+                row = ReplicaThresholds(reading.replica.name, name, **values, differs=differs)
                 rows.append(row)
-    for one in readings:
-        if one.error is not None:
-            rows.append(ReplicaThresholds(one.replica.name, problem=one.error.message))
-    found, notes = _signals(readings, models, ask=ask) if signals else (None, [])
-    silent = any(one.error is not None for one in readings)
-    return ThresholdList(title, rows, agree, found, notes), silent
+    for reading in readings:
+        if reading.error is not None:
+            rows.append(ReplicaThresholds(reading.replica.name, problem=reading.error.message))
+    rank_rows, notes = _signals(readings, models, ask=ask) if signals else (None, [])
+    silent = any(reading.error is not None for reading in readings)
+    return ThresholdList(title, rows, agree, rank_rows, notes), silent
 
 
 def _signals(
     readings: Sequence[Reading], models: Sequence[str], *, ask: bool
 ) -> tuple[list[SignalRow], list[str]]:
     """The signals of each rank on each replica that answers, and notes on what is unknown."""
-    found: list[SignalRow] = []
+    rank_rows: list[SignalRow] = []
     notes: list[str] = []
     for reading in readings:
         replica, probe = reading.replica, reading.replica.probe
@@ -64,29 +64,29 @@ def _signals(
             continue
         try:
             rows = replica.workers()
-            for model in (one for one in models if one in reading.thresholds):
+            for model in (name for name in models if name in reading.thresholds):
                 view = None
                 if probe is not None:
                     tried = verdicts(replica, rows, model) if ask else {}
                     view = DynamoVerdicts(probe.no_report_reason(), tried)
                 held = reading.thresholds[model]
-                found += signal_rows(replica.name, rows, model, held, view)
+                rank_rows += signal_rows(replica.name, rows, model, held, view)
         except DynctlError as error:
             notes.append(f"{replica.name}: workers unknown: {error.message}")
             continue
         if probe is not None and not rows:
             notes.append(f"{replica.name} lists no workers: not in kv mode, or it has none")
-    if not ask and any(row.busy is None for row in found):
+    if not ask and any(row.busy is None for row in rank_rows):
         notes.append(
             "a Dynamo frontend does not report which workers it refuses: effects are derived from "
             "the known load; --ask finds out with dry runs"
         )
-    return found, notes
+    return rank_rows, notes
 
 
 def models_of(readings: Sequence[Reading]) -> list[str]:
     """The models that any replica serves; raises the first error if none answers."""
-    errors = [one.error for one in readings if one.error is not None]
+    errors = [reading.error for reading in readings if reading.error is not None]
     if errors and len(errors) == len(readings):
         raise errors[0]
-    return sorted({model for one in readings for model in one.thresholds})
+    return sorted({model for reading in readings for model in reading.thresholds})

@@ -54,15 +54,15 @@ def usage_problem(error: Any, arguments: Sequence[str], root: Any) -> tuple[str,
         return _value_or_none(command, error.option_name, arguments), page
     if text == "Missing command.":
         return f"{path}: expected a command, got none", page
-    if (found := _MORE.fullmatch(text)) is not None:
-        return f"{path}: {_quoted(found[1])}: {_taken(context)}", f"{_usage(context)}\n{page}"
-    if (found := _NO_COMMAND.fullmatch(text)) is not None:
-        if path == "dynctl" and found[1] in MOVED:
-            return f"'{found[1]}': dynctl has this command no longer", MOVED[found[1]]
-        near = re.findall(r"'(.*?)'", found[2] or "")
+    if (extra := _MORE.fullmatch(text)) is not None:
+        return f"{path}: {_quoted(extra[1])}: {_taken(context)}", f"{_usage(context)}\n{page}"
+    if (unknown := _NO_COMMAND.fullmatch(text)) is not None:
+        if path == "dynctl" and unknown[1] in MOVED:
+            return f"'{unknown[1]}': dynctl has this command no longer", MOVED[unknown[1]]
+        near = re.findall(r"'(.*?)'", unknown[2] or "")
         known = command.list_commands(context)
         some = f"; expected one of {', '.join(known)}" if len(known) <= _LISTED else ""
-        return f"{_quoted(found[1])}: {path} has no such command{_or(near) or some}", page
+        return f"{_quoted(unknown[1])}: {path} has no such command{_or(near) or some}", page
     parameter = getattr(error, "param", None)
     if getattr(parameter, "opts", None) == ["--output", "-o"]:
         named = chosen(arguments, root)[0].removeprefix("dynctl").strip()
@@ -110,7 +110,9 @@ def _quoted(text: str) -> str:
 def _taken(context: Any) -> str:
     """What arguments a command has."""
     parameters = context.command.params
-    names = [_spelled(one) for one in parameters if one.param_type_name == "argument"]
+    names = [
+        _spelled(parameter) for parameter in parameters if parameter.param_type_name == "argument"
+    ]
     if not names:
         return "expected no arguments"
     return f"expected {' and '.join(names)} only; put an argument with spaces in quotes"
@@ -118,11 +120,13 @@ def _taken(context: Any) -> str:
 
 def _value_or_none(command: Any, option: str, arguments: Sequence[str]) -> str:
     """An option without the value that it needs, or with one that it does not have."""
-    found = [one for one in command.params if option in one.opts]
-    if any(one.is_flag for one in found):
-        typed = next((one for one in arguments if one.startswith(f"{option}=")), option)
+    parameters = [parameter for parameter in command.params if option in parameter.opts]
+    if any(parameter.is_flag for parameter in parameters):
+        typed = next(
+            (argument for argument in arguments if argument.startswith(f"{option}=")), option
+        )
         return f"{single_line(typed, 80)}: expected {option} without a value"
-    metavar = next((one.metavar for one in found if one.metavar), "a value")
+    metavar = next((named.metavar for named in parameters if named.metavar), "a value")
     return f"{option}: expected {metavar} after it, got nothing"
 
 
@@ -131,9 +135,9 @@ def _value(parameter: Any, text: str, arguments: Sequence[str]) -> str:
     named = _VALUE_OF.fullmatch(text)
     problem = text if named is None else named[3]
     for pattern, expected in _EXPECTED:
-        found = re.fullmatch(pattern, problem)
-        if found is not None:
-            problem = found.expand(expected).replace("'", "")
+        matched = re.fullmatch(pattern, problem)
+        if matched is not None:
+            problem = matched.expand(expected).replace("'", "")
             break
     given = _typed(parameter, arguments)
     if not given and named is not None:
@@ -148,9 +152,11 @@ def _value(parameter: Any, text: str, arguments: Sequence[str]) -> str:
 
 def _typed(parameter: Any, arguments: Sequence[str]) -> list[tuple[str, str]]:
     """How an option was spelled, and its value, each time that it was given."""
-    found = []
+    spellings = []
     for place, argument in enumerate(arguments):
         name, separator, value = argument.partition("=")
         if parameter is not None and name.startswith("-") and name in parameter.opts:
-            found.append((name, value if separator else "".join(arguments[place + 1 : place + 2])))
-    return found
+            spellings.append(
+                (name, value if separator else "".join(arguments[place + 1 : place + 2]))
+            )
+    return spellings

@@ -192,8 +192,10 @@ def policy_label_key(graph: Graph, topologies: Iterable[ClusterTopology]) -> str
 
 def _levels(manifest: Manifest) -> Iterable[Level]:
     for entry in sequence(mapping(manifest.body.get("spec")).get("levels")):
-        one = mapping(entry)
-        yield Level(text(one.get("domain")), text(one.get("key")) or text(one.get("labelKey")))
+        level = mapping(entry)
+        yield Level(
+            text(level.get("domain")), text(level.get("key")) or text(level.get("labelKey"))
+        )
 
 
 def _graph(manifest: Manifest) -> Graph:
@@ -276,10 +278,10 @@ def _env(entries: list[Any]) -> dict[str, str | None]:
     """Name -> value; later entries override earlier ones, as in a container."""
     values: dict[str, str | None] = {}
     for entry in entries:
-        one = mapping(entry)
-        name = text(one.get("name"))
+        variable = mapping(entry)
+        name = text(variable.get("name"))
         if name:
-            values[name] = None if "valueFrom" in one else text(one.get("value"))
+            values[name] = None if "valueFrom" in variable else text(variable.get("value"))
     return values
 
 

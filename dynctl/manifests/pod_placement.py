@@ -39,10 +39,10 @@ def tolerates(pod: Mapping[str, Any], taints: Iterable[str]) -> bool:
     """
     keys = set()
     for entry in sequence(pod.get("tolerations")):
-        one = mapping(entry)
-        if not one.get("key") and one.get("operator") == "Exists":
+        toleration = mapping(entry)
+        if not toleration.get("key") and toleration.get("operator") == "Exists":
             return True
-        keys.add(text(one.get("key")))
+        keys.add(text(toleration.get("key")))
     return keys.issuperset(taints)
 
 
@@ -109,9 +109,9 @@ def _by_affinity(pod: Mapping[str, Any], label_key: str) -> frozenset[str] | Non
 def _by_term(term: Mapping[str, Any], label_key: str) -> frozenset[str] | None:
     allowed: frozenset[str] | None = None
     for entry in sequence(term.get("matchExpressions")):
-        one = mapping(entry)
-        if one.get("key") == label_key and one.get("operator") == "In":
-            values = frozenset(text(value) for value in sequence(one.get("values")))
+        expression = mapping(entry)
+        if expression.get("key") == label_key and expression.get("operator") == "In":
+            values = frozenset(text(value) for value in sequence(expression.get("values")))
             allowed = _both(allowed, values)
     return allowed
 

@@ -181,10 +181,7 @@ def resolve(
         hint = "" if option is None else f"set {option.names}"
         raise UsageProblem(str(error), hint) from None
     _refuse_contradictions(config, sources)
-    if config.router_policy_config is not None:
-        from dynctl.settings.policy_file import policy_classes
-
-        policy_classes(config, _typed_name(_CLASSES, sources) or _flag(_CLASSES))
+    _refuse_bad_classes(config, sources)
     naming = partial(as_typed, sources=sources)
     for key in SETTINGS:
         warnings += _texts(no_effect(key, _typed_name(key, sources), config, naming))
@@ -222,19 +219,19 @@ def parse_assignments(
             raise ConfigError(f"{text!r}: expected key=value, for example prefill_load_scale=1.5")
         name = key.strip().lower().lstrip("-").replace("-", "_")
         if name in ("overlap_score_weight", "kv_overlap_score_weight"):
-            found = legacy_overlap_weight(SETTINGS["prefill_load_scale"].parse(raw))
+            parsed = legacy_overlap_weight(SETTINGS["prefill_load_scale"].parse(raw))
         elif f"router_{name.removeprefix('router_')}" == _BYPASS_KEY:
-            found = _bypass_config(key.strip(), raw)
+            parsed = _bypass_config(key.strip(), raw)
         else:
             candidates = (name, f"router_{name}", name.removeprefix("router_"))
             try:
-                known = (_BY_KEY[one] for one in candidates if one in _BY_KEY)
+                known = (_BY_KEY[name] for name in candidates if name in _BY_KEY)
                 setting = find_setting(next(known, name))
             except ConfigError as error:
                 raise UsageProblem(str(error), "dynctl config show lists the settings") from None
-            found = {setting.name: setting.parse(_in_seconds(setting, raw))}
-        values |= found
-        typed |= dict.fromkeys(found, f"--set {text.strip()}")
+            parsed = {setting.name: setting.parse(_in_seconds(setting, raw))}
+        values |= parsed
+        typed |= dict.fromkeys(parsed, f"--set {text.strip()}")
     config = config.with_values(values)
     if values.keys() & {_SKIPPING, *BYPASS_FIELDS.values()}:
         unmet = _without_line(config, _key)
@@ -244,14 +241,14 @@ def parse_assignments(
         keys = {name: text.rpartition("=")[0] for name, text in typed.items()}
         _refuse_two_queues(keys, config)
     ignored = [
-        one
+        reason
         for name in values
-        for one in no_effect(name, typed[name], config, _key, in_dry_run=True)
+        for reason in no_effect(name, typed[name], config, _key, in_dry_run=True)
     ]
     ignored += [
         NoEffect(name, f"{typed[name]} has no effect: {unread[name]}", False)
         for name in values
-        if name in unread and name not in {one.setting for one in ignored}
+        if name in unread and name not in {reason.setting for reason in ignored}
     ]
     return config, values, list(dict.fromkeys(ignored))
 
@@ -356,13 +353,22 @@ def _preset(given: str | None, env: Mapping[str, str]) -> str:
     return name
 
 
+def _refuse_bad_classes(config: RouterConfig, sources: Mapping[str, str]) -> None:
+    """Raise UsageProblem for a file of policy classes that cannot be read."""
+    if config.router_policy_config is None:
+        return
+    from dynctl.settings.policy_file import policy_classes
+
+    policy_classes(config, _typed_name(_CLASSES, sources) or _flag(_CLASSES))
+
+
 def _given(
     setting: Setting, kind: str, texts: Mapping[str, str | bool], warnings: list[str]
 ) -> Iterator[tuple[dict[str, Any], Spelling]]:
     """Values of one setting from its given names; the current name comes last and wins."""
-    found = [s for s in spellings(setting.name) if s.kind == kind and s.text in texts]
+    typed = [s for s in spellings(setting.name) if s.kind == kind and s.text in texts]
     read: list[tuple[Any, Spelling]] = []
-    for spelling in reversed(found):
+    for spelling in reversed(typed):
         value = _parse(setting, spelling, texts[spelling.text])
         if spelling.deprecated:
             current = Spelling(setting.name, _current(setting.name, kind), False)
@@ -383,8 +389,8 @@ def _current(name: str, kind: str) -> str:
     return option.flags[0] if kind == "flag" else option.variable
 
 
-def _texts(found: Iterable[NoEffect]) -> Iterator[str]:
-    return (one.text for one in found)
+def _texts(reasons: Iterable[NoEffect]) -> Iterator[str]:
+    return (reason.text for reason in reasons)
 
 
 def _flag(name: str) -> str:
@@ -470,21 +476,21 @@ def _bypass(kind: str, texts: Mapping[str, str | bool]) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        found = _bypass_config(which, str(text))
+        fields = _bypass_config(which, str(text))
     except ConfigError as error:
         raise UsageProblem(
             str(error),
             """for example {"policy":"isl_or_load","prefill_busy_threshold":0.5}; fields: """
             + ", ".join(BYPASS_FIELDS),
         ) from None
-    for name, value in found.items():
+    for name, value in fields.items():
         own = _current(name, kind)
         if own in texts and _parse(SETTINGS[name], Spelling(name, own, False), texts[own]) != value:
             raise UsageProblem(
                 f"{which} and {own} {texts[own]}: they give {name} different values",
                 "give one of them",
             )
-    return found
+    return fields
 
 
 def _bypass_config(where: str, text: str) -> dict[str, Any]:
@@ -495,7 +501,7 @@ def _bypass_config(where: str, text: str) -> dict[str, Any]:
         raise ConfigError(f"{where}: expected a JSON object, got {text[:80]!r}") from None
     if not isinstance(parsed, dict):
         raise ConfigError(f"{where}: expected a JSON object, got {text[:80]!r}")
-    found = {}
+    checked = {}
     for field_name, value in parsed.items():
         name = BYPASS_FIELDS.get(field_name)
         if name is None:
@@ -503,11 +509,11 @@ def _bypass_config(where: str, text: str) -> dict[str, Any]:
         if SETTINGS[name].choices and isinstance(value, str):
             value = value.replace("_", "-")
         try:
-            found[name] = SETTINGS[name].check(value)
+            checked[name] = SETTINGS[name].check(value)
         except ConfigError as error:
             problem = str(error).partition(": ")[2]
             raise ConfigError(f"{where}: {field_name}: {problem}") from None
-    return found
+    return checked
 
 
 def _without_line(config: RouterConfig, naming: Callable[[str], str]) -> str:

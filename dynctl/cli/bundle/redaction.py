@@ -55,13 +55,17 @@ class Redactor:
     """``secrets``: values to remove everywhere."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        known = {one for secret in secrets for one in _spellings(secret)}
+        known = {spelling for secret in secrets for spelling in _spellings(secret)}
         # The longest first, since a secret may be part of another.
-        ordered = sorted(known, key=lambda one: (-len(one), one))
-        whole = [re.escape(one) for one in ordered if len(one) >= _SHORTEST]
-        words = [rf"(?<!\w){re.escape(one)}(?!\w)" for one in ordered if len(one) < _SHORTEST]
+        ordered = sorted(known, key=lambda spelling: (-len(spelling), spelling))
+        whole = [re.escape(spelling) for spelling in ordered if len(spelling) >= _SHORTEST]
+        words = [
+            rf"(?<!\w){re.escape(spelling)}(?!\w)"
+            for spelling in ordered
+            if len(spelling) < _SHORTEST
+        ]
         self._known = re.compile("|".join([*whole, *words])) if ordered else None
-        self._bytes = [one.encode() for one in ordered if len(one) >= _SHORTEST]
+        self._bytes = [spelling.encode() for spelling in ordered if len(spelling) >= _SHORTEST]
 
     def text(self, text: str) -> str:
         """``text`` without secrets."""
@@ -89,7 +93,7 @@ class Redactor:
 
     def holds_secret(self, data: bytes) -> bool:
         """Whether ``data`` contains a known secret."""
-        return any(one in data for one in self._bytes)
+        return any(spelling in data for spelling in self._bytes)
 
     def _valued(self, key: str, value: Any) -> Any:
         if _SECRET_KEY.search(key) and isinstance(value, (str, bytes, list, tuple, Mapping)):
@@ -138,26 +142,26 @@ _SHORTEST_LINE: Final = 8
 
 def known_secrets(options: GlobalOptions, environ: Mapping[str, str]) -> set[str]:
     """All secrets in the options, the environment and the kubeconfigs, and in files they name."""
-    found: set[str] = set()
+    texts: set[str] = set()
     try:
         options = in_context(options)
-        found.add(read_token(options) or "")
+        texts.add(read_token(options) or "")
     except UsageProblem:
         # Broken or missing; the section that needs it reports it.
         pass
     for name in filter(None, (options.token_env, "DYNCTL_TOKEN")):
-        found.add(environ.get(name, ""))
+        texts.add(environ.get(name, ""))
     if options.token_file is not None:
-        found.add(_content(options.token_file))
+        texts.add(_content(options.token_file))
     for name, value in environ.items():
         if _SECRET_NAME.search(name) and not _harmless(value):
-            found.update(_lines(_content(Path(value))) if _is_path(value) else {value})
-        found.update(_in_urls(value))
+            texts.update(_lines(_content(Path(value))) if _is_path(value) else {value})
+        texts.update(_in_urls(value))
     for text in (*options.frontend, options.nats_server or "", options.etcd_endpoints or ""):
-        found.update(_in_urls(text))
-    found.update(_of_kubeconfigs(options, environ))
-    found.add(_content(_SERVICE_ACCOUNT))
-    return {one.strip() for one in found if one.strip()}
+        texts.update(_in_urls(text))
+    texts.update(_of_kubeconfigs(options, environ))
+    texts.add(_content(_SERVICE_ACCOUNT))
+    return {text.strip() for text in texts if text.strip()}
 
 
 def _harmless(value: str) -> bool:
@@ -185,7 +189,7 @@ def _in_urls(text: str) -> Iterator[str]:
             credentials = (parts.username or "", parts.password or "")
         except ValueError:
             continue
-        yield from (unquote(one) for one in credentials if one)
+        yield from (unquote(credential) for credential in credentials if credential)
 
 
 def _of_kubeconfigs(options: GlobalOptions, environ: Mapping[str, str]) -> Iterator[str]:

@@ -75,18 +75,20 @@ def cluster_named(options: GlobalOptions) -> bool:
     """Whether options or context specify a Kubernetes cluster. Raises UsageProblem."""
     options = in_context(options)
     named = (options.kubeconfig, options.kube_context, options.namespace)
-    return any(one is not None for one in named) or options.all_namespaces or in_cluster(options)
+    return (
+        any(option is not None for option in named) or options.all_namespaces or in_cluster(options)
+    )
 
 
 # -- versions and options --------------------------------------------------------------------------
 
 
 def _versions(options: GlobalOptions, *, kubernetes: bool) -> VersionsFile:
-    found: list[FrontendVersion] = []
+    versions: list[FrontendVersion] = []
     problem: str | UnsetType = UNSET
     try:
         with _named_frontends(options) as named:
-            found = [_frontend_version(name, url, options) for name, url in named]
+            versions = [_frontend_version(name, url, options) for name, url in named]
     except (DynctlError, ClusterRefusal) as error:
         problem = str(error)
     return VersionsFile(
@@ -94,7 +96,7 @@ def _versions(options: GlobalOptions, *, kubernetes: bool) -> VersionsFile:
         python=sys.version.split()[0],
         platform=platform.platform(),
         libraries={name: _installed(name) for name in _LIBRARIES},
-        frontends=found,
+        frontends=versions,
         cluster=_cluster_version(options) if kubernetes or cluster_named(options) else None,
         frontends_error=problem,
     )
@@ -133,34 +135,34 @@ def _frontend_version(name: str, url: str, options: GlobalOptions) -> FrontendVe
         dynamo = DynamoFrontend(url, options.timeout)
         kind = dynamo.identify()
         if kind == "dynctl":
-            found = FrontendClient(url, token(options), options.timeout).version()
+            version = FrontendClient(url, token(options), options.timeout).version()
         else:
-            found = dynamo.openapi_version()
+            version = dynamo.openapi_version()
     except DynctlError as error:
         return FrontendVersion(name, kind, error=error.message)
-    return FrontendVersion(name, kind, found)
+    return FrontendVersion(name, kind, version)
 
 
 def _cluster_version(options: GlobalOptions) -> ClusterVersion:
     try:
         cluster = open_cluster(options)
         try:
-            found = cluster.get("/version")
+            version = cluster.get("/version")
         finally:
             cluster.close()
     except (DynctlError, ClusterRefusal) as error:
         return ClusterVersion(None, error=error.message)
-    return ClusterVersion(found.get("gitVersion"), found.get("platform"))
+    return ClusterVersion(version.get("gitVersion"), version.get("platform"))
 
 
 def _options(options: GlobalOptions) -> OptionsFile:
-    found = apply_context(options)
+    applied = apply_context(options)
     return OptionsFile(
         given=sorted(options.given),
-        context=found.context,
-        context_chosen_by=found.chosen_by,
-        origins=dict(found.origins),
-        overruled=dict(found.overridden),
+        context=applied.context,
+        context_chosen_by=applied.chosen_by,
+        origins=dict(applied.origins),
+        overruled=dict(applied.overridden),
     )
 
 

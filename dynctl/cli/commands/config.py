@@ -94,11 +94,11 @@ def _advised(
 
     values = {row.name: row.value for row in report.settings if row.known}
     advice = advise(lengths, values)
-    if source is not None and any(one.settings for one in advice):
+    if source is not None and any(model.settings for model in advice):
         decisions = source.recent_decisions(_TRIED)
         rows = source.workers(index=False) if decisions else []
         blocks = {row.name: row.runtime_config.get("total_kv_blocks") or 0 for row in rows}
-        advice = [try_advice(one, decisions, blocks) for one in advice]
+        advice = [try_advice(model, decisions, blocks) for model in advice]
     return msgspec.structs.replace(report, advice=advice)
 
 

@@ -28,11 +28,14 @@ def list_contexts(options: GlobalOptions) -> int:
     from dynctl.settings.contexts.file import read_contexts
     from dynctl.settings.contexts.precedence import VARIABLE, chosen_context
 
-    found = read_contexts()
-    name, chosen_by = chosen_context(options, found)
-    rows = [ContextRow(one, one == name, dict(found.contexts[one])) for one in found.contexts]
-    emit(ContextList(str(found.path), name, sorted(rows, key=lambda row: row.name)), options)
-    if name is not None and name not in found.contexts:
+    contexts = read_contexts()
+    name, chosen_by = chosen_context(options, contexts)
+    rows = [
+        ContextRow(saved, saved == name, dict(contexts.contexts[saved]))
+        for saved in contexts.contexts
+    ]
+    emit(ContextList(str(contexts.path), name, sorted(rows, key=lambda row: row.name)), options)
+    if name is not None and name not in contexts.contexts:
         talk(f"warning: {chosen_by} is {name!r}, but this context does not exist")
     elif chosen_by == f"${VARIABLE}":
         talk(f"note: {name} is current because of {chosen_by}")
@@ -65,13 +68,13 @@ def use_context(
     if (name is None) is not none:
         raise UsageProblem("expected the name of a context, or --none", "dynctl context list")
 
-    def edit(found: Contexts) -> Contexts:
-        if name is not None and name not in found.contexts:
-            raise unknown_context(name, f"context use {name}", found)
-        return replace(found, current=name)
+    def edit(contexts: Contexts) -> Contexts:
+        if name is not None and name not in contexts.contexts:
+            raise unknown_context(name, f"context use {name}", contexts)
+        return replace(contexts, current=name)
 
-    found = change(edit)
-    emit(ContextChange(name, "used" if name else "left", str(found.path), name), options)
+    contexts = change(edit)
+    emit(ContextChange(name, "used" if name else "left", str(contexts.path), name), options)
     _overruled(name)
     return 0
 
@@ -115,18 +118,18 @@ def add_context(
         )
     existed = False
 
-    def edit(found: Contexts) -> Contexts:
+    def edit(contexts: Contexts) -> Contexts:
         nonlocal existed
-        existed = name in found.contexts
+        existed = name in contexts.contexts
         if existed and not force:
             raise UsageProblem(
                 f"context add {name}: the context exists already", "replace it: --force"
             )
-        return replace(found, contexts={**found.contexts, name: values})
+        return replace(contexts, contexts={**contexts.contexts, name: values})
 
-    found = change(edit)
+    contexts = change(edit)
     done = "replaced" if existed else "added"
-    emit(ContextChange(name, done, str(found.path), found.current), options)
+    emit(ContextChange(name, done, str(contexts.path), contexts.current), options)
     return 0
 
 
@@ -156,22 +159,22 @@ def show_context(
 
     if name is not None:
         options = replace(options, context=name)
-    found = apply_context(options)
-    kept = read_contexts().contexts.get(found.context or "", {})
+    applied = apply_context(options)
+    kept = read_contexts().contexts.get(applied.context or "", {})
     rows = [
         ContextValue(
             name=key.name,
-            value=_plain(effective_value(key, found)),
-            source=found.origins[key.name],
+            value=_plain(effective_value(key, applied)),
+            source=applied.origins[key.name],
             default=key.default,
-            unused=kept.get(key.name) if key.name in found.overridden else None,
-            unused_because=found.overridden.get(key.name),
+            unused=kept.get(key.name) if key.name in applied.overridden else None,
+            unused_because=applied.overridden.get(key.name),
         )
         for key in KEYS.values()
     ]
-    chosen_by = found.chosen_by if name is None else "argument"
-    emit(ContextDetail(found.context, chosen_by, str(config_path()), rows), options)
-    if options.output is OutputFormat.NAME and found.context is None:
+    chosen_by = applied.chosen_by if name is None else "argument"
+    emit(ContextDetail(applied.context, chosen_by, str(config_path()), rows), options)
+    if options.output is OutputFormat.NAME and applied.context is None:
         talk("note: no context is current")
     return 0
 
@@ -191,16 +194,16 @@ def remove_context(
 
     was_current = False
 
-    def edit(found: Contexts) -> Contexts:
+    def edit(contexts: Contexts) -> Contexts:
         nonlocal was_current
-        if name not in found.contexts:
-            raise unknown_context(name, f"context remove {name}", found)
-        was_current = found.current == name
-        rest = {one: values for one, values in found.contexts.items() if one != name}
-        return Contexts(found.path, None if found.current == name else found.current, rest)
+        if name not in contexts.contexts:
+            raise unknown_context(name, f"context remove {name}", contexts)
+        was_current = contexts.current == name
+        rest = {other: values for other, values in contexts.contexts.items() if other != name}
+        return Contexts(contexts.path, None if contexts.current == name else contexts.current, rest)
 
-    found = change(edit)
-    removed = ContextChange(name, "removed", str(found.path), found.current, was_current)
+    contexts = change(edit)
+    removed = ContextChange(name, "removed", str(contexts.path), contexts.current, was_current)
     emit(removed, options)
     return 0
 

@@ -96,9 +96,9 @@ def list_decisions(
                 return await anext(pages)
 
     with silent_logs():
-        found = asyncio.run(read())
+        report = asyncio.run(read())
     emit(
-        found,
+        report,
         options,
         screen=lambda report, canvas: decision_report(
             report, replace(canvas, headings=not no_headers)
@@ -207,5 +207,5 @@ async def _with_worker(
     if worker is None:
         return query
     rows = (await source.snapshot()).workers
-    found = resolve_worker(worker, [(row.worker_id, row.name) for row in rows])
-    return replace(query, worker=next(row.name for row in rows if row.worker_id == found))
+    worker_id = resolve_worker(worker, [(row.worker_id, row.name) for row in rows])
+    return replace(query, worker=next(row.name for row in rows if row.worker_id == worker_id))

@@ -76,8 +76,8 @@ def demo(
                     steps += 1
                     emit(step, options)
             seconds = time.monotonic() - started
-            found = _is_default_source(fleet.url, options)
-            end = DemoEnd(fleet.url, sorted(fleet.engines), steps, seconds, keep, found, load)
+            is_default = _is_default_source(fleet.url, options)
+            end = DemoEnd(fleet.url, sorted(fleet.engines), steps, seconds, keep, is_default, load)
             if keep:
                 # The load's thread starts where the signals are blocked, so that they end the wait.
                 sending = DemoLoad(fleet.url) if load else nullcontext()

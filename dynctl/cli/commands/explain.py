@@ -43,7 +43,7 @@ def explain(
     entry = codes.get(code.strip().upper())
     if entry is None:
         near = codes.near(code)
-        hint = "\n".join(f"dynctl explain {one}  # {codes[one].title}" for one in near)
+        hint = "\n".join(f"dynctl explain {code}  # {codes[code].title}" for code in near)
         raise UsageProblem(f"{code}: unknown code", hint or "list all codes: dynctl explain")
     emit(page(entry), options)
     return 0

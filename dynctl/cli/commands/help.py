@@ -23,13 +23,13 @@ def help_page(
     if not command:
         sys.stdout.write(first_screen())
         return 0
-    found = context.find_root()
+    inner_context = context.find_root()
     for word in command:
-        group = found.command
-        inner = group.get_command(found, word) if hasattr(group, "get_command") else None
+        group = inner_context.command
+        inner = group.get_command(inner_context, word) if hasattr(group, "get_command") else None
         if inner is None:
             raise UsageProblem(f"unknown command '{' '.join(command)}'", "try: dynctl help")
-        found = typer.Context(inner, parent=found, info_name=word)
-    arrange(found.command_path, found.command)
-    sys.stdout.write(found.get_help() + "\n")
+        inner_context = typer.Context(inner, parent=inner_context, info_name=word)
+    arrange(inner_context.command_path, inner_context.command)
+    sys.stdout.write(inner_context.get_help() + "\n")
     return 0

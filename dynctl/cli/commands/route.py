@@ -148,9 +148,9 @@ def route(
     if save_view is not None:
         source = _saved(source, save_view)
     result = source.route(query)
-    for one in result.doubts:
-        if one.code == _NO_EFFECT:
-            talk(f"warning: {one.what}")
+    for doubt in result.doubts:
+        if doubt.code == _NO_EFFECT:
+            talk(f"warning: {doubt.what}")
     emit(result, options, screen=ExplainScreen(show_all) if explain else None)
     return ExitCode.YES if result.ok else ExitCode.NO
 
@@ -178,9 +178,9 @@ def _prompt(
         if value is not None
     ]
     if len(given) != 1:
-        found = " and ".join(given) if given else "none"
+        inputs = " and ".join(given) if given else "none"
         raise UsageProblem(
-            f"expected one of PROMPT, --messages FILE and --tokens FILE, got {found}",
+            f"expected one of PROMPT, --messages FILE and --tokens FILE, got {inputs}",
             'for example: dynctl route --explain "Explain KV cache reuse."',
         )
     if tokens is not None:
@@ -248,15 +248,15 @@ def _token_ids(text: str, name: str) -> list[int]:
     expected = "expected a JSON list of token ids, or ids separated by white space"
     try:
         ids = json.loads(text) if text.lstrip().startswith("[") else text.replace(",", " ").split()
-        found = [int(item) for item in ids if not isinstance(item, (bool, float))]
+        token_ids = [int(item) for item in ids if not isinstance(item, (bool, float))]
     except (ValueError, TypeError, RecursionError):
         raise UsageProblem(f"--tokens {name}: {expected}") from None
-    wrong = [item for item in found if not 0 <= item < 2**32]
-    if wrong or len(found) != len(ids):
+    wrong = [item for item in token_ids if not 0 <= item < 2**32]
+    if wrong or len(token_ids) != len(ids):
         raise UsageProblem(f"--tokens {name}: ids are whole numbers from 0 to 4294967295")
-    if not found:
+    if not token_ids:
         raise UsageProblem(f"--tokens {name}: no token ids; {expected}")
-    return found
+    return token_ids
 
 
 def _body(text: str, name: str) -> dict[str, Any]:
@@ -270,13 +270,13 @@ def _body(text: str, name: str) -> dict[str, Any]:
     whole = isinstance(document, dict) and document.keys() & {"prompt", "prompt_embeds", "input"}
     if whole and "messages" not in document:
         return {"body": document}
-    found = document.get("messages") if isinstance(document, dict) else document
-    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+    messages = document.get("messages") if isinstance(document, dict) else document
+    if not isinstance(messages, list) or not all(isinstance(item, dict) for item in messages):
         raise UsageProblem(
             f"--messages {name}: expected a list of messages, or a request body with such a list",
             'for example: [{"role": "user", "content": "hello"}]',
         )
-    return {"body": document} if isinstance(document, dict) else {"messages": found}
+    return {"body": document} if isinstance(document, dict) else {"messages": messages}
 
 
 def _weighted(text: str) -> tuple[str, float]:

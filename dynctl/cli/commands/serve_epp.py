@@ -296,13 +296,13 @@ def _pool(
 
     if name is None:
         return None
-    found: dict[str, str] = {}
-    for one in domains or _DOMAINS:
-        domain, equals, label = one.partition("=")
+    labels: dict[str, str] = {}
+    for text in domains or _DOMAINS:
+        domain, equals, label = text.partition("=")
         if not domain or not equals or not label:
             raise UsageProblem(
-                f"--pod-domain {one[:200]}: expected DOMAIN=LABEL, for example "
+                f"--pod-domain {text[:200]}: expected DOMAIN=LABEL, for example "
                 "rack=example.com/rack"
             )
-        found[domain] = label
-    return PoolConfig(options, name, events, replay, role_label, found)
+        labels[domain] = label
+    return PoolConfig(options, name, events, replay, role_label, labels)

@@ -165,12 +165,16 @@ def indexer(
 
 def _addresses(flag: str, text: str) -> dict[tuple[int, int], str]:
     """(id, rank) -> address of ``ID[:RANK]=ADDRESS,..``; raises UsageProblem."""
-    found: dict[tuple[int, int], str] = {}
-    for part in filter(None, (one.strip() for one in text.split(","))):
+    addresses: dict[tuple[int, int], str] = {}
+    for part in filter(None, (item.strip() for item in text.split(","))):
         name, equals, address = part.partition("=")
         number, colon, rank = name.partition(":")
         digits = (number, rank) if colon else (number, "0")
-        if not equals or not address or not all(one.isascii() and one.isdigit() for one in digits):
+        if (
+            not equals
+            or not address
+            or not all(digit.isascii() and digit.isdigit() for digit in digits)
+        ):
             raise UsageProblem(
                 f"{flag} {part[:200]}: expected ID[:RANK]=ADDRESS, for example "
                 "1=tcp://127.0.0.1:5557"
@@ -178,11 +182,11 @@ def _addresses(flag: str, text: str) -> dict[tuple[int, int], str]:
         ref = (int(number[:21]), int(digits[1][:11]))
         if ref[0] >= 2**64 or ref[1] >= 1 << 20:
             raise UsageProblem(f"{flag} {part[:200]}: expected an ID below 2^64, a rank below 2^20")
-        if ref in found:
+        if ref in addresses:
             raise UsageProblem(f"{flag} {part[:200]}: {ref[0]}:{ref[1]} occurs twice")
-        found[ref] = address
-    return found
+        addresses[ref] = address
+    return addresses
 
 
 def _listed(text: str) -> list[str]:
-    return [one.strip() for one in text.split(",") if one.strip()]
+    return [item.strip() for item in text.split(",") if item.strip()]

@@ -116,7 +116,7 @@ def render_topology(
         result = sync_controller(controller_namespace, image, watched=watch_namespace, stale=stale)
     elif what == "cluster-topology":
         result = cluster_topology(kind, name, level or ())
-        pair = misordered([one["domain"] for one in result["spec"]["levels"]])
+        pair = misordered([level["domain"] for level in result["spec"]["levels"]])
         if pair is not None:
             talk(f"warning: levels must go from broad to narrow; {pair[0]} is after {pair[1]}")
     elif what == "pod":

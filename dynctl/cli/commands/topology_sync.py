@@ -94,9 +94,9 @@ def sync_topology(
         from dynctl.serving.topology_sync.controller import copied_label, look_once
 
         looked = look_once(cluster, namespace, sync)
-        rows = [copied_label(one) for one in looked]
+        rows = [copied_label(node_label) for node_label in looked]
         emit(TopologySync(cluster.title, dry_run, stale, rows), options)
-        bad = any(one.problem or one.copy.state in FAILS for one in looked)
+        bad = any(node_label.problem or node_label.copy.state in FAILS for node_label in looked)
         return ExitCode.NO if bad else ExitCode.YES
     finally:
         cluster.close()

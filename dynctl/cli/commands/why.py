@@ -42,12 +42,12 @@ def why(
         raise UsageProblem(f"{decision} and --last: expected one of them")
     if decision is None and not last:
         return list_decisions(options)
-    found: Any = None
+    saved: Any = None
     wanted = decision
     file = None if decision is None else Path(decision)
     if file is not None and file.exists() and not file.is_dir():
-        found, wanted = _from_file(file)
-    result = found if found is not None else connect(options).decision(wanted)
+        saved, wanted = _from_file(file)
+    result = saved if saved is not None else connect(options).decision(wanted)
     emit(result, options, screen=ExplainScreen(show_all))
     return ExitCode.YES if result.ok else ExitCode.NO
 

@@ -110,7 +110,7 @@ def _remove(tables: Any, name: str) -> None:
     """Remove one context. Comments below its last key stay: they may belong to the next one."""
     import tomlkit
 
-    if not all(isinstance(one, tomlkit.items.Table) for one in (tables, tables[name])):
+    if not all(isinstance(table, tomlkit.items.Table) for table in (tables, tables[name])):
         del tables[name]  # inline tables and dotted keys have no comments below their keys
         return
     body = tables[name].value.body

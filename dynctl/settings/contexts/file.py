@@ -93,7 +93,7 @@ def _checked(path: Path, document: Mapping[str, object]) -> Contexts:
         raise UsageProblem(f"{TABLE}: expected tables [{TABLE}.NAME]")
     if len(tables) > MOST_CONTEXTS:
         raise UsageProblem(f"{TABLE}: {len(tables):,} contexts; expected at most {MOST_CONTEXTS:,}")
-    found = {}
+    contexts = {}
     for name, table in tables.items():
         place = f"{TABLE}.{name}"
         try:
@@ -104,5 +104,5 @@ def _checked(path: Path, document: Mapping[str, object]) -> Contexts:
             raise UsageProblem(
                 f"{place}: expected a table [{place}]", "for example: frontend = [..]"
             )
-        found[name] = checked_values(table, f"{place}.")
-    return Contexts(path, current or None, found)
+        contexts[name] = checked_values(table, f"{place}.")
+    return Contexts(path, current or None, contexts)

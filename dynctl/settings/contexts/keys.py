@@ -184,19 +184,19 @@ def checked_values(values: Mapping[str, object], place: str) -> dict[str, Value]
             raise UsageProblem(
                 f"{place}{name}: unknown key{did_you_mean(name, KEYS)}", known_names(KEYS)
             )
-    found = {
+    checked = {
         name: key.checked(values[name], place + name)
         for name, key in KEYS.items()
         if name in values
     }
-    for one, other in _EXCLUSIVE:
-        if one in found and other in found:
-            raise UsageProblem(f"{place}{one} and {other}: expected one of the two")
+    for key, other in _EXCLUSIVE:
+        if key in checked and other in checked:
+            raise UsageProblem(f"{place}{key} and {other}: expected one of the two")
     for backend in backends.BACKENDS.values():
-        name, discovery = backend.flag.removeprefix("--"), found.get("discovery", backend.name)
-        if name in found and discovery != backend.name:
+        name, discovery = backend.flag.removeprefix("--"), checked.get("discovery", backend.name)
+        if name in checked and discovery != backend.name:
             raise UsageProblem(f"{place}{name} and discovery {discovery}: expected one of the two")
-    return found
+    return checked
 
 
 def given_value(value: object) -> object:
@@ -217,8 +217,8 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     """``; did you mean X?`` if one of ``names`` is similar to ``name``."""
     import difflib
 
-    found = difflib.get_close_matches(name, list(names), n=1)
-    return f"; did you mean {found[0]}?" if found else ""
+    near = difflib.get_close_matches(name, list(names), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def known_names(names: Iterable[str]) -> str:

@@ -24,7 +24,7 @@ FLAG: Final = "--context"
 
 _MOST_NAMED: Final = 12
 _DEFAULTS: Final[Mapping[str, Any]] = {
-    one.name: one.default for one in fields(GlobalOptions) if one.default is not MISSING
+    option.name: option.default for option in fields(GlobalOptions) if option.default is not MISSING
 }
 #: Sources that a context cannot hold.
 _OTHER_SOURCES: Final = ("demo", "view", "recording")
@@ -83,7 +83,7 @@ def apply_context(options: GlobalOptions) -> AppliedContext:
     by_flag = options.context is not None
     replaced = _replaced_by(options, {} if by_flag else environ)
     # With a source named by flag, sources in the environment are ignored.
-    closed = by_flag and replaced is None and any(KEYS[one].part is Part.SOURCE for one in values)
+    closed = by_flag and replaced is None and any(KEYS[name].part is Part.SOURCE for name in values)
     taken: dict[str, Any] = {}
     origins: dict[str, str] = {}
     overridden: dict[str, str] = {}
@@ -117,14 +117,14 @@ def places_without_source(options: GlobalOptions) -> tuple[str, list[str]] | Non
     return name, places
 
 
-def effective_value(key: Key, found: AppliedContext) -> Any:
+def effective_value(key: Key, applied: AppliedContext) -> Any:
     """The value of a key, from the environment too; None if only the default applies."""
-    origin = found.origins[key.name]
+    origin = applied.origins[key.name]
     if origin == "default":
         return None
     if origin.startswith("env ") and key.variable is not None:
         return os.environ[key.variable]
-    return getattr(found.options, key.field)
+    return getattr(applied.options, key.field)
 
 
 def _given(name: str, options: GlobalOptions) -> bool:
