@@ -360,7 +360,7 @@ class RouterComponent:
         model = prompt.model if prompt.model in models else models[0]
         hints = prompt.routing or RoutingHints()
         lora_name = hints.lora_name or None
-        size, eagle = service.block_size(model), service.is_eagle(model)
+        size, eagle = service.served.block_size(model), service.served.is_eagle(model)
         try:
             hashes = hash_prompt(
                 prompt.token_ids,
@@ -385,7 +385,7 @@ class RouterComponent:
             allowed_worker_ids=None if allowed is None else frozenset(allowed),
             local_hashes=tuple(hashes.local),
             lora_name=lora_name,
-            served_name=service.served_name(lora_name or ""),
+            served_name=service.served.served_name(lora_name or ""),
             salted=bool(hints.cache_salt),
             is_eagle=eagle,
             priority=hints.priority or 0,

@@ -448,7 +448,7 @@ class Exchange:
         for model in [named] if named in service.models() else service.models():
             assert model is not None
             request = RoutingRequest(
-                service.new_id(), model, 1, service.block_size(model), overlap_modelled=False
+                service.new_id(), model, 1, service.served.block_size(model), overlap_modelled=False
             )
             plan = service.plan(self._within(request))
             if plan.ok:
@@ -493,8 +493,8 @@ class Exchange:
         note = _NO_BODY if body is None else _OTHER_PATH
         prepared = await service.prepare(
             model, Prompt(text=""), decision_id=record.decision_id, not_modelled=note,
-            lora_name=name if name in service.adapters else None,
-            served_name=service.served_name(name),
+            lora_name=name if name in service.served.adapters else None,
+            served_name=service.served.served_name(name),
         )  # fmt: skip
         known = length.isascii() and length.isdigit() and len(length) < 12
         tokens = int(length) // CHARS_PER_TOKEN if known else 1

@@ -96,7 +96,7 @@ class BusyThresholds:
         )
 
     def _not_found_message(self, model: str, *, writes: bool) -> str:
-        base = self._service.base_model(model)
+        base = self._service.served.base_model(model)
         if base is not None:
             return (
                 f"Model '{model}' not found. It is another name of '{base}': thresholds are those "

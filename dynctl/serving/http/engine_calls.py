@@ -112,7 +112,7 @@ class EngineCalls:
         """The workers that can answer: reachable ones first, another one first each time."""
         service = self._service
         name = model or ("" if any_model else self._inference.only_model())
-        base = service.base_model(name) if name else None
+        base = service.served.base_model(name) if name else None
         if name and base is None:
             raise self._inference.unknown_model(name).for_client()
         found = [

@@ -81,8 +81,10 @@ class ControlApi:
 
     async def models(self, _http: web.Request) -> web.Response:
         service = self._service
-        rows = [self._model_row(name) for name in sorted((*service.models(), *service.aliases))]
-        rows += [self._model_row(name) for name in sorted(service.adapters)]
+        rows = [
+            self._model_row(name) for name in sorted((*service.models(), *service.served.aliases))
+        ]
+        rows += [self._model_row(name) for name in sorted(service.served.adapters)]
         return json_response(ModelList(data=rows))
 
     async def model(self, http: web.Request) -> web.Response:
@@ -95,7 +97,7 @@ class ControlApi:
 
     def readiness(self, name: str) -> ModelReadiness:
         """Readiness in Dynamo's format: the present roles, and those missing to serve a request."""
-        model = self._service.base_model(name) or name
+        model = self._service.served.base_model(name) or name
         known = {one.model: one for one in self._service.health(HEALTH_AGE_S).models}
         # A model of a large fleet that just joined is not evaluated yet.
         found = known.get(model) or ModelHealth(model, {}, {}, (Role.AGGREGATED.value,))
@@ -121,19 +123,19 @@ class ControlApi:
 
     def _known_model(self, http: web.Request) -> str:
         name = http.match_info["model"]
-        if self._service.base_model(name) is None:
+        if self._service.served.base_model(name) is None:
             service = self._service
             raise unknown_model(name, service.models(), service.may_serve(name)).for_client()
         return name
 
     def _model_row(self, name: str) -> ModelRow:
-        base = self._service.base_model(name) or name
-        length = self._service.context_length(base)
+        base = self._service.served.base_model(name) or name
+        length = self._service.served.context_length(base)
         return ModelRow(
             name,
             created=int(time.time()),
             context_window=length or 0,
-            parent=base if name in self._service.adapters else UNSET,
+            parent=base if name in self._service.served.adapters else UNSET,
             max_model_len=UNSET if length is None else length,
         )
 

@@ -449,7 +449,7 @@ class FrontendsApi:
                 param="request.model",
             )
         with naming_fields():
-            return request_of(sent, service.block_size(sent.model), service.clock())
+            return request_of(sent, service.served.block_size(sent.model), service.clock())
 
     def _booking(
         self, frontend: Frontend, request_id: str, attempt: int | None = None

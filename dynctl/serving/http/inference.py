@@ -340,7 +340,7 @@ class Inference:
     def routed_model(self, name: str) -> str:
         """The model that a request for ``name`` is routed by; without a name the only one that is
         served. Raises HttpError."""
-        base = self._service.base_model(name or self.only_model())
+        base = self._service.served.base_model(name or self.only_model())
         if base is None:
             raise self.unknown_model(name)
         return base
@@ -434,16 +434,16 @@ class Inference:
         apart: Apart | None = None,
     ) -> Prepared:
         nvext = parsed.nvext
-        base = self._service.base_model(parsed.model)
+        base = self._service.served.base_model(parsed.model)
         if base is None:
             raise self.unknown_model(parsed.model)
-        lora = parsed.model if parsed.model in self._service.adapters else None
-        served_name = self._service.served_name(parsed.model)
+        lora = parsed.model if parsed.model in self._service.served.adapters else None
+        served_name = self._service.served.served_name(parsed.model)
         pins = nvext.pin_prefill, nvext.pin_decode
-        worker_set = self._service.draw_worker_set(
+        worker_set = self._service.served.draw_worker_set(
             base, served_name=served_name, pins=pins, likely=record.endpoint == "route"
         )
-        length = self._service.context_length(base, worker_set)
+        length = self._service.served.context_length(base, worker_set)
         if apart is None:
             prompts, not_modelled = prompts_of(parsed, length)
         else:
@@ -540,7 +540,7 @@ class Inference:
         if prepared.tokens.ids is None:
             return
         request = prepared.request
-        limit = self._service.context_length(request.model, request.worker_set)
+        limit = self._service.served.context_length(request.model, request.worker_set)
         self._check_tokens(parsed, prepared.longest, limit)
 
     def _check_given(

@@ -38,7 +38,7 @@ class SelectionReader:
             else:
                 selection = await apart(partial(parse_select, body))
         model = self._model(selection)
-        size = self._service.block_size(model)
+        size = self._service.served.block_size(model)
         complete = selection.isl_tokens // size
         given = len(selection.sequence_hashes or selection.local_hashes or ())
         if given > complete:
@@ -48,7 +48,7 @@ class SelectionReader:
                 param="isl_tokens",
                 code="out_of_range",
             )
-        eagle = self._service.is_eagle(model)
+        eagle = self._service.served.is_eagle(model)
         work = partial(_hashes, selection, size, is_eagle=eagle)
         try:
             local, hashes = work() if apart is None else await apart(work)
@@ -90,7 +90,7 @@ class SelectionReader:
             raise bad_request(
                 f"model: required, one of: {known}", param="model", code="missing_field"
             )
-        base = self._service.base_model(selection.model)
+        base = self._service.served.base_model(selection.model)
         if base is None:
             unread = self._service.may_serve(selection.model)
             error = unknown_model(selection.model, models, unread, by="router")
@@ -100,9 +100,9 @@ class SelectionReader:
     def _served_name(self, selection: SelectRequest) -> str | None:
         """The alias or the adapter that the workers must serve."""
         service = self._service
-        name = selection.model and service.served_name(selection.model)
+        name = selection.model and service.served.served_name(selection.model)
         adapter = selection.lora_name
-        return adapter if adapter and service.served_name(adapter) else name or None
+        return adapter if adapter and service.served.served_name(adapter) else name or None
 
     def _pin(self, pin: PinRef | None) -> Pin | None:
         if pin is None:

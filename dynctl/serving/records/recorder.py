@@ -244,7 +244,7 @@ class Recorder(ServiceObserver):
     def _attach(self) -> None:
         """From here on nothing is missed: state and hooks begin in one step."""
         service, config = self._service, self._service.router.config
-        sizes = {model: service.block_size(model) for model in service.models()}
+        sizes = {model: service.served.block_size(model) for model in service.models()}
         settings = {name: getattr(config, name) for name in config.__dataclass_fields__}
         loaded = {model: service.tokenizers.of(model) for model in service.models()}
         start = Start(

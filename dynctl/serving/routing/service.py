@@ -14,7 +14,6 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -41,6 +40,7 @@ from dynctl.serving.routing.prompts import (
     PromptTokens,
     estimate_tokens,
 )
+from dynctl.serving.routing.served_models import ServedModels
 from dynctl.serving.routing.service_health import CHANGES_OF_HEALTH, ServiceHealth
 from dynctl.serving.telemetry.observers import Observers, RequestRecord
 from dynctl.serving.telemetry.traces import Traces
@@ -63,7 +63,6 @@ from router_core import (
     PrefillDone,
     Progressed,
     PromptHasher,
-    Role,
     Router,
     RouterConfig,
     RoutingConstraints,
@@ -210,10 +209,6 @@ class RoutingService:
         self._stalls: deque[tuple[float, float]] = deque(maxlen=64)
         #: Requests with an open stream in this process: their bookings do not expire.
         self.held: set[str] = set()
-        #: LoRA adapter -> its base model, and the ids of the workers that have it.
-        self.adapters: Mapping[str, tuple[str, frozenset[int]]] = {}
-        #: Other name of a model -> the model.
-        self.aliases: Mapping[str, str] = {}
         #: Whether the log has that a request asked for a place in the queue, which is off.
         self._queue_named = False
         #: Responses that went on with another worker.
@@ -222,24 +217,15 @@ class RoutingService:
         #: Predicts how long prefills take; None: their load stays until the first output token.
         self.prefill_model = prefill_model
         self.prefill_times = PrefillTimes()
-        self._default_block_size = default_block_size
-        #: By model, and by (model, worker set).
-        self._block_sizes: dict[str | tuple[str, str], int] = {}
-        #: Models and (model, worker set) whose workers decode speculatively.
-        self._eagle: set[str | tuple[str, str]] = set()
-        #: Worker name -> why its blocks have another size than the others' of its model.
-        self._other_sizes: dict[str, str] = {}
         #: Whether a cache salt is mixed into each block of a prompt, as by the workers of a Dynamo
         #: deployment, and not into the first one alone, as by engines.
         self.salts_each_block = False
-        #: Model -> its worker sets with the ids of the workers that get requests, where a request
-        #: goes to one of several sets.
-        self._sets: dict[str, dict[str, list[int]]] = {}
         #: Block size -> hasher that caches the beginnings of prompts.
         self._hashers: dict[int, PromptHasher] = {}
-        self._context_lengths: dict[str | tuple[str, str], int | None] = {}
         self._prefix = id_prefix if id_prefix is not None else f"{random.getrandbits(40):010x}"
         self._count = 0
+        #: The models of the registered workers.
+        self.served = ServedModels(self.router, sample, default_block_size)
         #: Names of workers that the operator took out of routing, in that order.
         self.cordoned: dict[str, None] = {}
         #: Worker id -> why it is not routable, apart from a cordon.
@@ -264,74 +250,6 @@ class RoutingService:
         """The engines that are not registered and that may serve the model, as far as is known;
         with an empty name those that may serve any."""
         return [row for row in self.unregistered() if not name or row.model in ("", name)]
-
-    def base_model(self, name: str) -> str | None:
-        """The model that a request for ``name`` is routed by: itself, the model of an alias, or an
-        adapter's base; None if no worker serves it."""
-        alias = self.aliases.get(name)
-        if alias is not None:
-            return alias
-        # Before the registry, where workers of a deployment have the names of their adapters too.
-        adapter = self.adapters.get(name)
-        if adapter is not None:
-            return adapter[0]
-        return name if self.router.registry.model(name) else None
-
-    def served_name(self, name: str) -> str | None:
-        """The name that the workers of a request must serve, where it is not their model's own:
-        an alias or an adapter, which a part of them may have."""
-        return name if name in self.aliases or name in self.adapters else None
-
-    def block_size(self, model: str, worker_set: str | None = None) -> int:
-        """Tokens per block of the model's workers, or of those of a worker set."""
-        size = None if worker_set is None else self._block_sizes.get((model, worker_set))
-        return size or self._block_sizes.get(model, self._default_block_size)
-
-    def is_eagle(self, model: str, worker_set: str | None = None) -> bool:
-        """Whether the workers decode speculatively: a block is complete with the token behind it
-        only."""
-        return (model if worker_set is None else (model, worker_set)) in self._eagle
-
-    def context_length(self, model: str, worker_set: str | None = None) -> int | None:
-        """The longest prompt plus output, in tokens, that a worker of the model accepts, or of the
-        worker set."""
-        return self._context_lengths.get(model if worker_set is None else (model, worker_set))
-
-    def draw_worker_set(
-        self,
-        model: str,
-        *,
-        served_name: str | None = None,
-        pins: Iterable[Pin | None] = (),
-        likely: bool = False,
-    ) -> str | None:
-        """The worker set that a request goes to; None where the workers of the model are one pool.
-
-        As a Dynamo frontend: at random, by the number of available workers, before a worker in it
-        is chosen. A pinned worker decides the set (Dynamo refuses the request where it drew
-        another one). ``likely``: the set with the most workers, for a dry run.
-        """
-        if model not in self._sets:
-            return None
-        shares = self._shares(model, served_name)
-        for pin in pins:
-            worker = None if pin is None else self.router.registry.get(pin.worker_id)
-            own = () if worker is None else worker.worker_sets
-            shares = {name: n for name, n in shares.items() if name in own} or shares
-        if likely or not any(shares.values()):
-            return max(shares, key=lambda name: shares[name])
-        drawn = int(self.sample() * sum(shares.values()))
-        passed = accumulate(shares.values())
-        return next(name for name, end in zip(shares, passed, strict=True) if drawn < end)
-
-    def _shares(self, model: str, served_name: str | None) -> dict[str, int]:
-        """Worker set of the model -> its available workers, those that serve the name."""
-        registry = self.router.registry
-        usable = registry.serving(model, served_name) & ~registry.unavailable
-        return {
-            name: sum(bool(registry.mask_of((one,)) & usable) for one in members)
-            for name, members in self._sets[model].items()
-        }
 
     async def prepare(  # noqa: PLR0913  the keyword arguments are fields of the request
         self,
@@ -360,10 +278,10 @@ class RoutingService:
 
         ``not_modelled`` is why the prompt cannot be tokenized here (images, a template in the
         request): it is routed by load, and its decisions have this note. ``lora_name`` is the
-        adapter, which is part of the hashes. ``served_name``: see :meth:`served_name`.
+        adapter, which is part of the hashes. ``served_name``: see :meth:`ServedModels.served_name`.
         ``session``: made by :meth:`session`. ``policy_class``, ``priority`` and
-        ``strict_priority`` are for the router queue. ``worker_set``: see :meth:`draw_worker_set`.
-        ``apart``: runs what takes long, for a large request; None: it runs here.
+        ``strict_priority`` are for the router queue. ``worker_set``: see
+        :meth:`ServedModels.draw_worker_set`. ``apart``: runs what takes long, for a large request; None: it runs here.
         """
         started = self.clock()
         batch = [prompts] if isinstance(prompts, Prompt) else prompts
@@ -378,8 +296,8 @@ class RoutingService:
             found = [PromptTokens(None, estimate_tokens(p), "estimate") for p in batch]
         tokens = found[0]
         tokenize_s = self.clock() - started
-        size = self.block_size(model, worker_set)
-        eagle = self.is_eagle(model, worker_set)
+        size = self.served.block_size(model, worker_set)
+        eagle = self.served.is_eagle(model, worker_set)
         hashes = [BlockHashes(size, [], [])]
         modelled, note = tokens.ids is not None, not_modelled or tokens.note or NOT_MODELLED
         if modelled and len(found) > 1 and _is_long(found, size):
@@ -543,14 +461,12 @@ class RoutingService:
 
     def _other_sets(self, request: RoutingRequest) -> Iterable[Doubt]:
         """That the request may go to another worker set than the one of this dry run."""
-        if request.model not in self._sets:
-            return
-        found = self._shares(request.model, request.served_name)
-        drawn = {name: count for name, count in found.items() if count}
+        shares = self.served.shares(request.model, request.served_name)
+        drawn = {name: count for name, count in shares.items() if count}
         if len(drawn) > 1:
             total = sum(drawn.values())
-            shares = ", ".join(f"{name} {chance(n / total)}" for name, n in drawn.items())
-            yield doubt("DYR0722", sets=len(drawn), model=request.model, shares=shares)
+            text = ", ".join(f"{name} {chance(n / total)}" for name, n in drawn.items())
+            yield doubt("DYR0722", sets=len(drawn), model=request.model, shares=text)
 
     def continue_plan(
         self, request: RoutingRequest, prefill: Decision, *, detail: bool = False
@@ -667,7 +583,8 @@ class RoutingService:
             if self.prefill_ends.running:
                 self.prefill_ends.stored(change)
         elif isinstance(change, (WorkerUpserted, WorkerLost, ConfigSet)) and applied.ok:
-            self._fleet_changed()
+            self.served.update()
+            self._health.fleet_changed(self.served.mismatches())
         return applied
 
     def expire(self) -> None:
@@ -826,83 +743,6 @@ class RoutingService:
         return self.apply(ConfigSet(values))
 
     # -- inside ----------------------------------------------------------------------------
-
-    def _fleet_changed(self) -> None:
-        """Update block sizes by model, and the conditions that depend on the registered workers."""
-        self._block_sizes, self._eagle = {}, set()
-        lengths: dict[str | tuple[str, str], list[int | None]] = {}
-        sets: dict[str, dict[str, list[int]]] = {}
-        outside = set()
-        mismatched = {}
-        for worker in self.router.registry:
-            model, length = worker.model, worker.runtime_config.context_length
-            size = self._block_sizes.setdefault(model, worker.block_size)
-            lengths.setdefault(model, []).append(length)
-            for name in worker.worker_sets:
-                size = self._block_sizes.setdefault((model, name), worker.block_size)
-                lengths.setdefault((model, name), []).append(length)
-                if worker.role is not Role.PREFILL:
-                    sets.setdefault(model, {}).setdefault(name, []).append(worker.worker_id)
-            if worker.runtime_config.enable_eagle:
-                self._eagle |= {model, *((model, name) for name in worker.worker_sets)}
-            if not worker.worker_sets:
-                outside.add(model)
-            if size != worker.block_size:
-                mismatched[worker.name] = (
-                    f"worker {worker.name} has blocks of {worker.block_size} tokens, others of "
-                    f"{worker.model} have {size}; its cache cannot be matched: use one block size"
-                )
-        self._sets = {
-            model: found for model, found in sets.items() if len(found) > 1 or model in outside
-        }
-        self._context_lengths = {
-            model: None if None in found else max(n for n in found if n is not None)
-            for model, found in lengths.items()
-        }
-        self._other_sizes = mismatched
-        self._health.fleet_changed(self.mismatches())
-        self._gather_names()
-
-    def mismatches(self) -> dict[str, str]:
-        """Worker name -> why no prompt matches its cache: blocks of another size than the other
-        workers' of its model, or of single tokens where theirs are pairs."""
-        found = dict(self._other_sizes)
-        if not self._eagle:
-            return found
-        router = self.router
-        for worker in router.registry:
-            single = worker.model in self._eagle and not worker.runtime_config.enable_eagle
-            slots = router.registry.slots(worker.worker_id)
-            # Before its first event it is not known what a worker publishes.
-            if single and any(router.index.block_count(slot) for slot in slots):
-                found.setdefault(
-                    worker.name,
-                    f"worker {worker.name} publishes single tokens, others of {worker.model} pairs "
-                    "of tokens (speculative decoding, EAGLE); its cache cannot be matched: use the "
-                    "same speculative decoding on all",
-                )
-        return found
-
-    def _gather_names(self) -> None:
-        """One base for each adapter and alias: where several models have one of that name, the
-        first."""
-        found: dict[str, dict[str, set[int]]] = {}
-        for worker in self.router.registry:
-            for name in worker.adapters:
-                found.setdefault(name, {}).setdefault(worker.model, set()).add(worker.worker_id)
-        first = {name: min(by_base.items()) for name, by_base in found.items()}
-        models = set(self.models())
-        self.aliases = {
-            alias: worker.model
-            for worker in sorted(self.router.registry, key=lambda one: one.model, reverse=True)
-            for alias in worker.aliases
-            if alias not in models
-        }
-        self.adapters = {
-            name: (base, frozenset(ids))
-            for name, (base, ids) in first.items()
-            if name not in models
-        }
 
 
 def excluding(

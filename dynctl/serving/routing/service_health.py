@@ -18,6 +18,7 @@ from dynctl.documents.workers import WorkerRow
 from dynctl.health import conditions as codes
 from dynctl.health.conditions import INCIDENT_S, INCIDENTS, Conditions
 from dynctl.health.evaluation import DERIVED_CODES, FleetHealth, FleetState, evaluation
+from dynctl.serving.routing.served_models import ServedModels
 from dynctl.serving.telemetry.observers import Observers
 from dynctl.tokenization.errors import OverLimit
 from router_core import (
@@ -89,7 +90,8 @@ class Evaluated(Protocol):
 
     def wall(self) -> float: ...
 
-    def mismatches(self) -> dict[str, str]: ...
+    @property
+    def served(self) -> ServedModels: ...
 
 
 class ServiceHealth:
@@ -299,7 +301,7 @@ class ServiceHealth:
         for old in self.conditions:
             if self._is_over(old):
                 self.clear_condition(old.code, old.subject)
-        self._hold_mismatches(self._service.mismatches())
+        self._hold_mismatches(self._service.served.mismatches())
         found = {
             (one.code, one.subject): one.message
             for one in health.derived

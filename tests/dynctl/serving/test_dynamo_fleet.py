@@ -287,8 +287,8 @@ async def test_an_adapter_is_routed_by_its_base_model_and_goes_when_its_card_goe
         body["card_json"] |= {"display_name": "law", "lora": {"name": "law"}}
         card = made.put("mdc", f"{key}/law", body | {"model_suffix": "law"})
         service = made.frontend.service
-        await until(lambda: "law" in service.adapters)
-        assert service.base_model("law") == "demo"
+        await until(lambda: "law" in service.served.adapters)
+        assert service.served.base_model("law") == "demo"
         for _ in range(4):  # the other worker does not have it
             status, answer = await made.ask(model="law", nvext={"extra_fields": ["worker_id"]})
             assert status == 200, answer
@@ -296,7 +296,7 @@ async def test_an_adapter_is_routed_by_its_base_model_and_goes_when_its_card_goe
             assert found["model"] == "law"
             assert found["nvext"]["worker_id"]["decode_worker_id"] == 0xA0
         card.unlink()
-        await until(lambda: service.base_model("law") is None)
+        await until(lambda: service.served.base_model("law") is None)
         assert (await made.ask(model="law"))[0] == 404
         assert (await made.ask())[0] == 200
 
@@ -491,16 +491,16 @@ async def test_a_worker_set_is_drawn_by_its_available_workers(store: Path) -> No
         assert not made.conditions()  # block sizes may differ between sets
         sample = iter((0.0, 0.32, 0.34, 0.99) * 2)
         service.sample = lambda: next(sample)
-        drawn = [service.draw_worker_set("demo") for _ in range(4)]
+        drawn = [service.served.draw_worker_set("demo") for _ in range(4)]
         assert drawn == ["dynamo/backend", "dynamo/backend", "v2/backend", "v2/backend"]
-        sizes = [service.block_size("demo", one) for one in drawn[1:3]]
+        sizes = [service.served.block_size("demo", one) for one in drawn[1:3]]
         assert sizes == [16, 32]
         # A pin decides; a set without an available worker is not drawn.
-        pinned = [service.draw_worker_set("demo", pins=[Pin(one)]) for one in (0xA0, 0xB0)]
+        pinned = [service.served.draw_worker_set("demo", pins=[Pin(one)]) for one in (0xA0, 0xB0)]
         assert pinned == ["dynamo/backend", "v2/backend"]
         service.set_available(0xA0, "it is tested")
         service.sample = lambda: 0.0
-        assert service.draw_worker_set("demo") == "v2/backend"
+        assert service.served.draw_worker_set("demo") == "v2/backend"
         service.set_available(0xA0, None)
         # A dry run shows the most likely set, and what is drawn.
         token = made.frontend.config.api_token
@@ -517,7 +517,7 @@ async def test_a_worker_set_is_drawn_by_its_available_workers(store: Path) -> No
         for entry in entries:
             entry.unlink()
         await until(lambda: len(made.frontend.fleet) == 1)
-        assert service.draw_worker_set("demo") is None
+        assert service.served.draw_worker_set("demo") is None
 
 
 # -- an endpoint picker ----------------------------------------------------------------------------

@@ -189,16 +189,16 @@ async def test_adapters_that_come_and_go_are_noticed_and_a_failed_reading_change
     async with site([], workers=(f"{engine.url},name=v",), health=QUICK) as fleet:
         first = worker(fleet)
         engine.models.append(LORA)
-        await until(lambda: fleet.service.base_model("tuned") == "demo")
+        await until(lambda: fleet.service.served.base_model("tuned") == "demo")
         kept, engine.models, engine.metrics = engine.models, [], None
         member = fleet.frontend.fleet.get("v")
         assert member is not None
         at = member.facts_at
         await until(lambda: member.facts_at > at)
-        assert fleet.service.base_model("tuned") == "demo"
+        assert fleet.service.served.base_model("tuned") == "demo"
         assert worker(fleet) == replace(first, adapters=("tuned",))
         engine.models = kept[:1]
-        await until(lambda: fleet.service.base_model("tuned") is None)
+        await until(lambda: fleet.service.served.base_model("tuned") is None)
         assert worker(fleet) == first
 
 
@@ -261,7 +261,7 @@ async def test_an_engine_with_other_names_is_read_again_at_its_first_404(
             "/v1/chat/completions", {**chat_body("x"), "model": "short"}
         )
         assert status == 404
-        await until(lambda: fleet.service.base_model("short") is None)
+        await until(lambda: fleet.service.served.base_model("short") is None)
         assert worker(fleet).aliases == ()
 
 

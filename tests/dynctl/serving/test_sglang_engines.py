@@ -196,7 +196,7 @@ async def test_prompts_match_the_caches_of_engines_with_eagle() -> None:
                 await publisher.subscribed()
             await publish(0, pairs(tokens, 1, 2), pairs(tokens, 3, 1))
             await until(lambda: service.router.index.block_count(0) == 3)
-            assert service.is_eagle("tiny")
+            assert service.served.is_eagle("tiny")
             assert await cached() == [3, 0]
             single = {**pairs(tokens, 1, 2), "token_ids": tokens[:32]}
             await publish(1, single)
@@ -206,7 +206,7 @@ async def test_prompts_match_the_caches_of_engines_with_eagle() -> None:
             assert (mixed.subject, "publishes single tokens" in mixed.message) == ("b", True)
             # The engines start again without EAGLE, and later with it.
             await publish(0, {"type": "AllBlocksCleared"}, single)
-            await until(lambda: not service.is_eagle("tiny"))
+            await until(lambda: not service.served.is_eagle("tiny"))
             assert await cached() == [2, 2]
             assert all(one.code != "BLOCK_SIZE_MISMATCH" for one in service.conditions)
     for publisher in publishers:
