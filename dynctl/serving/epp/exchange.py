@@ -22,7 +22,8 @@ from dynctl.serving.engines.apis import BY_PATH
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.fleet import Fleet
 from dynctl.serving.epp.grpc_server import Call, Code
-from dynctl.serving.http.inference import DECISION_HEADER, Inference, check_one_engine
+from dynctl.serving.http.inference import DECISION_HEADER, Inference
+from dynctl.serving.http.inference_requests import RequestReader, check_one_engine
 from dynctl.serving.http.inference_responses import (
     OutputBlocks,
     client_error,
@@ -89,6 +90,7 @@ class Picker:
         fleet: Fleet,
         inference: Inference,
         placement: Placement,
+        reader: RequestReader,
         limits: Limits,
         dynamo_frontend: tuple[str, int] | None = None,
         client_fields: frozenset[str] = frozenset(),
@@ -103,6 +105,7 @@ class Picker:
         self.fleet = fleet
         self.inference = inference
         self.placement = placement
+        self.reader = reader
         self.limits = limits
         #: Bytes of the bodies, headers and subsets that are collected now.
         self.held = 0
@@ -389,7 +392,7 @@ class Exchange:
 
     async def _placed(self, body: bytes | None, record: RequestRecord) -> RoutingPlan | None:
         """The plan of the request, booked; None: it is answered. Raises HttpError."""
-        service, inference = self._service, self._picker.inference
+        service = self._service
         if not service.models():
             raise HttpError(503, "no worker is registered", "service_unavailable", 503)
         if self._bodiless:
@@ -397,7 +400,9 @@ class Exchange:
         api = BY_PATH.get(self._path)
         if api is not None and body is not None:
             record.endpoint = api.endpoint
-            parsed, prepared = await inference.read(self._headers, body, record, api.endpoint)
+            reader = self._picker.reader
+            received = await reader.receive(body, self._headers, record, api.endpoint)
+            parsed, prepared = received.parsed, await reader.prepare(received)
         else:
             parsed, prepared = None, await self._estimated(body, record)
         request = self._request = self._within(prepared.request)
@@ -411,7 +416,8 @@ class Exchange:
                 return None
         else:
             if parsed is not None:
-                record.tenant = tenant_of(service.session_secret, parsed.cache_salt)
+                if parsed.cache_salt:
+                    record.tenant = tenant_of(service.session_secret, parsed.cache_salt)
                 record.output_limit = parsed.max_tokens
             service.observers.prepared(request, record)
             service.held.add(request.id)
@@ -463,7 +469,7 @@ class Exchange:
             if len(body) < LARGE:
                 other = msgspec.json.decode(body or b"{}", type=_OtherBody)
             else:
-                turns = self._picker.inference.turns
+                turns = self._picker.reader.turns
                 other = msgspec.convert(
                     await turns.run("", partial(decode_large, body)), _OtherBody
                 )
@@ -487,7 +493,7 @@ class Exchange:
         length = self._headers.get("content-length", "") if body is None else str(len(body))
         named = "" if body is None else await self._model_in(body)
         name = name or named
-        model = self._picker.inference.routed_model(name)
+        model = self._picker.reader.routed_model(name)
         record.model = name or model
         service.observers.received(record)
         note = _NO_BODY if body is None else _OTHER_PATH

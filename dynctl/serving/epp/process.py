@@ -100,6 +100,7 @@ class GatewayPart(ProcessPart):
             core.fleet,
             core.inference,
             core.placement,
+            core.reader,
             limits,
             options.dynamo_frontend,
             config.client_fields,

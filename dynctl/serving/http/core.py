@@ -16,6 +16,7 @@ from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.http.auth import Handler, checked_token, keyed
 from dynctl.serving.http.connections import Certificate, CertificateError
 from dynctl.serving.http.inference import Inference
+from dynctl.serving.http.inference_requests import RequestReader
 from dynctl.serving.http.keys import SHORTEST_KEY, ApiKeys, ClientRights, KeyLimits, KeysError
 from dynctl.serving.http.start import Address, StartError
 from dynctl.serving.records.audit import ReuseAudit
@@ -146,7 +147,10 @@ class ProcessCore:
         self.keys = _read_keys(config, service)
         self.placement = placement or LocalPlacement(service)
         self.flow = RequestFlow(service, self.placement, fleet, dispatch, config.limits)
-        self.inference = Inference(service, self.placement, self.flow, config, self.keys)
+        self.reader = RequestReader(service, config)
+        self.inference = Inference(
+            service, self.placement, self.flow, self.reader, config, self.keys
+        )
         requests = routing.requests
         self.memory = DecisionMemory(
             config.decision_memory_bytes,

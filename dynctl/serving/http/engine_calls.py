@@ -15,6 +15,7 @@ from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.http.auth import Handler, is_operator
 from dynctl.serving.http.bodies import bodies_of
 from dynctl.serving.http.inference import Inference
+from dynctl.serving.http.inference_requests import RequestReader
 from dynctl.serving.http.json_responses import bad_request, decoded
 from dynctl.serving.routing.config import FrontendConfig
 from dynctl.serving.routing.refusal import HttpError
@@ -37,11 +38,13 @@ class EngineCalls:
         self,
         service: RoutingService,
         inference: Inference,
+        reader: RequestReader,
         upstream: Upstream,
         config: FrontendConfig,
     ) -> None:
         self._service = service
         self._inference = inference
+        self._reader = reader
         self._upstream = upstream
         self._config = config
         self._turn = 0
@@ -111,10 +114,10 @@ class EngineCalls:
     def _workers(self, model: str, *, any_model: bool = False) -> list[Worker]:
         """The workers that can answer: reachable ones first, another one first each time."""
         service = self._service
-        name = model or ("" if any_model else self._inference.only_model())
+        name = model or ("" if any_model else self._reader.only_model())
         base = service.served.base_model(name) if name else None
         if name and base is None:
-            raise self._inference.unknown_model(name).for_client()
+            raise self._reader.unknown_model(name).for_client()
         found = [
             worker
             for worker in service.router.registry

@@ -294,7 +294,7 @@ class ServingProcess:
             config.limits,
             compressed=config.compressed_requests,
             overload=config.router.overload_status_code,
-            turns=self.core.inference.turns,
+            turns=self.core.reader.turns,
         )
         app.add_routes(self._client_routes)
         app.router.add_get("/metrics", self._metrics)

@@ -65,7 +65,7 @@ def run_frontend(config: FrontendConfig, extra_routes: Iterable[Routes] = ()) ->
 
 def _inference_routes(core: ProcessCore, control: ControlApi) -> list[web.RouteDef]:
     keyed, inference = core.keyed, core.inference
-    engine_calls = EngineCalls(core.service, inference, core.upstream, core.config)
+    engine_calls = EngineCalls(core.service, inference, core.reader, core.upstream, core.config)
     return [
         web.post("/v1/chat/completions", keyed(inference.chat_completions)),
         web.post("/v1/completions", keyed(inference.completions)),

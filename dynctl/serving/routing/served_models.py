@@ -1,7 +1,7 @@
 """The models of the registered workers: their names, block sizes, lengths and worker sets."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 
 from router_core import Pin, Role, Router, Worker
@@ -12,14 +12,13 @@ class _Pool:
     """The workers of a model, or of one worker set of it. ``block_size``: of the first one."""
 
     block_size: int
+    context_length: int | None
     eagle: bool = False
-    lengths: list[int | None] = field(default_factory=list)
 
-    @property
-    def context_length(self) -> int | None:
-        """The longest one; None where a worker does not report its own."""
-        known = [length for length in self.lengths if length is not None]
-        return max(known) if len(known) == len(self.lengths) else None
+    def add_length(self, length: int | None) -> None:
+        """The longest one counts; None where a worker does not report its own."""
+        known = self.context_length
+        self.context_length = None if known is None or length is None else max(known, length)
 
 
 class ServedModels:
@@ -173,9 +172,11 @@ class ServedModels:
         self._name_models()
 
     def _add(self, worker: Worker, worker_set: str | None) -> _Pool:
-        pool = self._pools.setdefault((worker.model, worker_set), _Pool(worker.block_size))
-        pool.eagle = pool.eagle or worker.runtime_config.enable_eagle
-        pool.lengths.append(worker.runtime_config.context_length)
+        facts = worker.runtime_config
+        first = _Pool(worker.block_size, facts.context_length)
+        pool = self._pools.setdefault((worker.model, worker_set), first)
+        pool.eagle = pool.eagle or facts.enable_eagle
+        pool.add_length(facts.context_length)
         return pool
 
     def _name_models(self) -> None:

@@ -281,7 +281,8 @@ class RoutingService:
         adapter, which is part of the hashes. ``served_name``: see :meth:`ServedModels.served_name`.
         ``session``: made by :meth:`session`. ``policy_class``, ``priority`` and
         ``strict_priority`` are for the router queue. ``worker_set``: see
-        :meth:`ServedModels.draw_worker_set`. ``apart``: runs what takes long, for a large request; None: it runs here.
+        :meth:`ServedModels.draw_worker_set`. ``apart``: runs what takes long, for a large
+        request; None: it runs here.
         """
         started = self.clock()
         batch = [prompts] if isinstance(prompts, Prompt) else prompts

@@ -482,7 +482,9 @@ async def test_an_isolated_key_has_its_salt_in_hashes_and_in_requests(
 # -- worker sets -----------------------------------------------------------------------------------
 
 
-async def test_a_worker_set_is_drawn_by_its_available_workers(store: Path) -> None:
+async def test_a_worker_set_is_drawn_by_its_available_workers(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with site(store, Fault.NONE) as made:
         entries = made.register(0xB0, made.workers[0], "v2", kv_cache_block_size=32)
         entries += made.register(0xB1, made.workers[0], "v2", kv_cache_block_size=32)
@@ -490,7 +492,7 @@ async def test_a_worker_set_is_drawn_by_its_available_workers(store: Path) -> No
         await until(lambda: made.ready() == 3)
         assert not made.conditions()  # block sizes may differ between sets
         sample = iter((0.0, 0.32, 0.34, 0.99) * 2)
-        service.sample = lambda: next(sample)
+        monkeypatch.setattr(service.served, "_sample", lambda: next(sample))
         drawn = [service.served.draw_worker_set("demo") for _ in range(4)]
         assert drawn == ["dynamo/backend", "dynamo/backend", "v2/backend", "v2/backend"]
         sizes = [service.served.block_size("demo", one) for one in drawn[1:3]]
@@ -499,7 +501,7 @@ async def test_a_worker_set_is_drawn_by_its_available_workers(store: Path) -> No
         pinned = [service.served.draw_worker_set("demo", pins=[Pin(one)]) for one in (0xA0, 0xB0)]
         assert pinned == ["dynamo/backend", "v2/backend"]
         service.set_available(0xA0, "it is tested")
-        service.sample = lambda: 0.0
+        monkeypatch.setattr(service.served, "_sample", lambda: 0.0)
         assert service.served.draw_worker_set("demo") == "v2/backend"
         service.set_available(0xA0, None)
         # A dry run shows the most likely set, and what is drawn.
