@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -346,44 +347,55 @@ class FrontendsApi:
             case Block(id, attempt, fraction):
                 if self._booking(frontend, id, attempt) is not None:
                     service.output_block(id, fraction)
-            case Ended(id, attempt, stage, outcome, tokens, computed, response):
-                outcome = outcome if outcome in _OUTCOMES else "internal"
-                booking = self._booking(frontend, id, None if stage is None else attempt)
-                if stage is not None:
-                    if booking is not None:
-                        self._selection.ended(
-                            booking, stage, max(0, tokens), outcome, computed=computed
-                        )
-                    return
-                if booking is None or booking.attempt < attempt:
-                    _remember(frontend.ended, id)  # the placement of this attempt may still arrive
-                if booking is not None and booking.attempt <= attempt:
-                    self._selection.ended(
-                        booking,
-                        None,
-                        max(0, tokens),
-                        outcome,
-                        computed=computed,
-                        response=response,
-                    )
-                    frontend.bookings.discard(id)
-                elif response is not None:  # the last placement was a refusal
-                    service.observers.response(id, response)
+            case Ended():
+                self._end(frontend, report)
             case Alive(ids):
-                now = service.clock()
-                for one in ids:
-                    booking = self._booking(frontend, one)
-                    if booking is not None:
-                        booking.seen_at = now
-                        service.apply(Progressed(one))
+                self._renew(frontend, ids)
             case Answered(worker_id):
                 self._fleet.answered(worker_id)
-            case Failed(worker_id, kind, text, status, ago_s):
-                failure = UpstreamFailure(
-                    kind if kind in _FAILURES else "protocol", text[:500], status=status
-                )
+            case Failed():
+                kind = report.kind if report.kind in _FAILURES else "protocol"
+                failure = UpstreamFailure(kind, report.message[:500], status=report.status)
+                ago_s = report.ago_s
                 sent_at = None if ago_s is None else service.clock() - max(0.0, ago_s)
-                self._fleet.report_failure(worker_id, failure, sent_at)
+                self._fleet.report_failure(report.worker_id, failure, sent_at)
+
+    def _end(self, frontend: Frontend, report: Ended) -> None:
+        """A request ended, on one hop or all."""
+        outcome = report.outcome if report.outcome in _OUTCOMES else "internal"
+        tokens, attempt = max(0, report.output_tokens), report.attempt
+        if report.stage is not None:
+            booking = self._booking(frontend, report.id, attempt)
+            if booking is not None:
+                self._selection.ended(
+                    booking, report.stage, tokens, outcome, computed=report.computed
+                )
+            return
+        booking = self._booking(frontend, report.id)
+        if booking is None or booking.attempt < attempt:
+            # The placement of this attempt may still arrive.
+            _remember(frontend.ended, report.id)
+        if booking is not None and booking.attempt <= attempt:
+            self._selection.ended(
+                booking,
+                None,
+                tokens,
+                outcome,
+                computed=report.computed,
+                response=report.response,
+            )
+            frontend.bookings.discard(report.id)
+        elif report.response is not None:  # the last placement was a refusal
+            self._service.observers.response(report.id, report.response)
+
+    def _renew(self, frontend: Frontend, request_ids: Iterable[str]) -> None:
+        """Requests run on: their bookings do not expire."""
+        now = self._service.clock()
+        for request_id in request_ids:
+            booking = self._booking(frontend, request_id)
+            if booking is not None:
+                booking.seen_at = now
+                self._service.apply(Progressed(request_id))
 
     def _resume(self, frontend: Frontend, running: Running) -> int:
         """Book a request again; 0 where its workers are gone."""

@@ -116,14 +116,26 @@ class RequestReader:
         self._service.observers.received(record)
         if http is None:
             return Received(parsed, headers, record, apart=apart)
+        parsed = self._of_client(parsed, record, endpoint, rights, key)
+        many = parsed.messages if isinstance(parsed, ChatRequest) else parsed.prompts
+        if apart is None and len(many) > _MANY:
+            apart = self.turns.of(owner)
+        return Received(parsed, headers, record, http, apart)
+
+    def _of_client(
+        self,
+        parsed: ChatRequest | CompletionRequest,
+        record: RequestRecord,
+        endpoint: Endpoint,
+        rights: ClientRights,
+        key: ApiKey | None,
+    ) -> ChatRequest | CompletionRequest:
+        """The request as the rights of its client allow it."""
         if key is not None and rights.isolated:
             parsed = self._isolated(parsed, key)
         if not rights.details:
             record.details = False
             parsed = _without_details(parsed)
-        many = parsed.messages if isinstance(parsed, ChatRequest) else parsed.prompts
-        if apart is None and len(many) > _MANY:
-            apart = self.turns.of(owner)
         if parsed.stream and APIS[endpoint].named_events and parsed.nvext.extra_fields:
             raise HttpError(
                 400,
@@ -132,7 +144,7 @@ class RequestReader:
                 "not_supported",
                 param="nvext.extra_fields",
             )
-        return Received(parsed, headers, record, http, apart)
+        return parsed
 
     async def receive_dry_run(
         self, parse: Callable[[], Any], record: RequestRecord, http: web.Request | None

@@ -174,14 +174,7 @@ class SelectionApi:
         if earlier is not None:
             record = earlier.record
         else:
-            record = RequestRecord(
-                request.id, request.id, "select", began, service.wall(), request.model,
-                isl_tokens=request.isl_tokens,
-            )  # fmt: skip
-            if headers is not None and service.traces is not None:
-                service.traces.begin(record, headers, "/v1/select_and_book")
-            service.observers.received(record)
-            service.observers.prepared(request, record)
+            record = self._open_record(request, began, headers)
         record.route_s += service.clock() - began
         if plan.waits and earlier is None:
             plan = await self._admitted(plan, request, record, hops)
@@ -189,25 +182,55 @@ class SelectionApi:
             plan = plan.waited(plan, record.queued_s or 0.0)
         service.decided(plan, request, record)
         if not plan.ok:
-            record.outcome, record.finished_at = "refused", service.clock()
-            record.status = refusal(plan, service.router.config).status
-            if owner and attempt:
-                # Its frontend reports what the client got: the error of the engine that failed.
-                record.response = UNKNOWN_RESPONSE
-            self._finished(record)
+            # Of a retry its frontend reports what the client got: the error of the engine.
+            self._refused(plan, record, reported=bool(owner and attempt))
             return plan, []
-        made = [hop for hop in (plan.prefill, plan.decode) if hop is not None]
-        if len(made) > 1 and prefill_only(plan):
-            made = made[:1]
-        for hop in made:
-            service.book(hop, request, record)
-        if plan.prefill is None:
-            service.prefill_ends.begin(plan.final, request)
+        booked = self._book(plan, request, record, prefill_only)
         self.bookings[request.id] = Booking(
             request, record, plan.prefill, service.clock(), plan.bypass, owner, attempt,
             first=plan.prefill or plan.decode, expected=expected,
         )  # fmt: skip
-        return plan, [hop.stage for hop in made]
+        return plan, [hop.stage for hop in booked]
+
+    def _book(
+        self,
+        plan: RoutingPlan,
+        request: RoutingRequest,
+        record: RequestRecord,
+        prefill_only: Callable[[RoutingPlan], bool],
+    ) -> list[Decision]:
+        """Book the hops that are decided for good."""
+        hops = [hop for hop in (plan.prefill, plan.decode) if hop is not None]
+        if len(hops) > 1 and prefill_only(plan):
+            hops = hops[:1]
+        for hop in hops:
+            self._service.book(hop, request, record)
+        if plan.prefill is None:
+            self._service.prefill_ends.begin(plan.final, request)
+        return hops
+
+    def _open_record(
+        self, request: RoutingRequest, began: float, headers: Mapping[str, str] | None
+    ) -> RequestRecord:
+        """The record of a request that arrives with its first placement."""
+        service = self._service
+        record = RequestRecord(
+            request.id, request.id, "select", began, service.wall(), request.model,
+            isl_tokens=request.isl_tokens,
+        )  # fmt: skip
+        if headers is not None and service.traces is not None:
+            service.traces.begin(record, headers, "/v1/select_and_book")
+        service.observers.received(record)
+        service.observers.prepared(request, record)
+        return record
+
+    def _refused(self, plan: RoutingPlan, record: RequestRecord, *, reported: bool) -> None:
+        """The request ends with a refusal. ``reported``: another process reports the response."""
+        record.outcome, record.finished_at = "refused", self._service.clock()
+        record.status = refusal(plan, self._service.router.config).status
+        if reported:
+            record.response = UNKNOWN_RESPONSE
+        self._finished(record)
 
     def _refusal(self, plan: RoutingPlan, hops: Hops) -> HttpError:
         """The error of a refused selection; in a pool of one role with the hop that it can have."""
