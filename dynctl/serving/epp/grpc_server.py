@@ -369,7 +369,11 @@ class GrpcServer:
         return True
 
     def _make_room(self, peer: str | None) -> None:
-        idle = [one for one in self._connections if one.idle and (peer is None or one.peer == peer)]
+        idle = [
+            connection
+            for connection in self._connections
+            if connection.idle and (peer is None or connection.peer == peer)
+        ]
         if idle:
             min(idle, key=lambda one: one.since).abort()
 

@@ -129,9 +129,9 @@ class PoolFollower:
                 await self._read.wait()
 
     async def close(self) -> None:
-        for one in (self._pools, self._pods):
-            if one is not None:
-                one.stopped.set()
+        for follower in (self._pools, self._pods):
+            if follower is not None:
+                follower.stopped.set()
         await asyncio.to_thread(self._cluster.close)
 
     # -- inside ----------------------------------------------------------------------------
@@ -188,9 +188,9 @@ class PoolFollower:
             return pods.follower.reason
         wanted: dict[str, WorkerSpec] = {}
         problem = ""
-        for one in pods.objects.all():
+        for pool_pod in pods.objects.all():
             try:
-                wanted |= {spec.name: spec for spec in pod_specs(one, pool, self._config)}
+                wanted |= {spec.name: spec for spec in pod_specs(pool_pod, pool, self._config)}
             except WorkerSpecError as error:
                 problem = str(error)
         for member in self._fleet:
@@ -209,19 +209,21 @@ class PoolFollower:
         return problem
 
 
-def pod_specs(one: Pod, pool: InferencePool, config: PoolConfig) -> Iterator[WorkerSpec]:
+def pod_specs(pool_pod: Pod, pool: InferencePool, config: PoolConfig) -> Iterator[WorkerSpec]:
     """A worker for each port of a ready pod. Raises WorkerSpecError."""
-    if not one.ready or one.deleting or not one.ip:
+    if not pool_pod.ready or pool_pod.deleting or not pool_pod.ip:
         return
-    host = f"[{one.ip}]" if ":" in one.ip else one.ip
-    role = one.labels.get(config.role_label, "")
+    host = f"[{pool_pod.ip}]" if ":" in pool_pod.ip else pool_pod.ip
+    role = pool_pod.labels.get(config.role_label, "")
     domains = {
-        domain: one.labels[label] for domain, label in config.domains.items() if label in one.labels
+        domain: pool_pod.labels[label]
+        for domain, label in config.domains.items()
+        if label in pool_pod.labels
     }
     for rank, port in enumerate(pool.ports):
         given: dict[str, Any] = {
             "url": f"http://{host}:{port}",
-            "name": one.name if len(pool.ports) == 1 else f"{one.name}-rank-{rank}",
+            "name": pool_pod.name if len(pool.ports) == 1 else f"{pool_pod.name}-rank-{rank}",
             "domains": domains,
         }
         if role in _ROLES:
@@ -229,10 +231,10 @@ def pod_specs(one: Pod, pool: InferencePool, config: PoolConfig) -> Iterator[Wor
         for key, first in (("kv-events", config.events_port), ("replay", config.replay_port)):
             if first is not None:
                 given[key] = f"tcp://{host}:{first + rank}"
-        spec = worker_spec(given, where=f"pod {one.namespace}/{one.name}")
-        if len(pool.ports) == 1 and DISCOVERY_ENABLED_LABEL in one.labels:
+        spec = worker_spec(given, where=f"pod {pool_pod.namespace}/{pool_pod.name}")
+        if len(pool.ports) == 1 and DISCOVERY_ENABLED_LABEL in pool_pod.labels:
             # A worker of Dynamo: its sidecar knows it by the id of its registration.
-            spec = replace(spec, instance_id=instance_id(one.name))
+            spec = replace(spec, instance_id=instance_id(pool_pod.name))
         yield spec
 
 

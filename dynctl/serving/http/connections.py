@@ -163,7 +163,7 @@ class Connections:
     @property
     def lagging(self) -> int:
         """Connections with an answer that goes on when the client has read more."""
-        return sum(one.writing_paused for one in self._unread)
+        return sum(connection.writing_paused for connection in self._unread)
 
     # -- called by connections -------------------------------------------------------------
 
@@ -278,7 +278,7 @@ class Connections:
             await asyncio.sleep(min(_SWEEP_S, self._header_s / 2))
             now = asyncio.get_running_loop().time()
             before = now - self._header_s
-            late = [one for one, since in self._headers.items() if since < before]
+            late = [connection for connection, since in self._headers.items() if since < before]
             for connection in late:
                 self.timed_out += 1
                 connection.leave()

@@ -123,7 +123,7 @@ class EngineCalls:
             for worker in service.router.registry
             if base is None or (worker.model == base and name in worker.served_names)
         ]
-        web_ones = [one for one in found if (one.endpoint or "").startswith("http")]
+        web_ones = [worker for worker in found if (worker.endpoint or "").startswith("http")]
         if found and not web_ones:
             raise HttpError(
                 501, "the workers of a Dynamo deployment have no HTTP endpoints of their own",

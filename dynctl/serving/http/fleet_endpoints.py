@@ -98,7 +98,7 @@ class ControlApi:
     def readiness(self, name: str) -> ModelReadiness:
         """Readiness in Dynamo's format: the present roles, and those missing to serve a request."""
         model = self._service.served.base_model(name) or name
-        known = {one.model: one for one in self._service.health(HEALTH_AGE_S).models}
+        known = {health.model: health for health in self._service.health(HEALTH_AGE_S).models}
         # A model of a large fleet that just joined is not evaluated yet.
         found = known.get(model) or ModelHealth(model, {}, {}, (Role.AGGREGATED.value,))
         counts, missing = found.ready, list(found.missing)
@@ -155,7 +155,7 @@ class ControlApi:
             instances = self._fleet.engines()
         else:
             instances = []
-            conditions = [replace(one, subject="", message="") for one in conditions]
+            conditions = [replace(condition, subject="", message="") for condition in conditions]
         body = Health(health.status, instances, conditions)
         return json_response(body, 200 if health.status in ("healthy", "degraded") else 503)
 
@@ -247,7 +247,7 @@ class ControlApi:
         return member
 
     def _unknown(self, text: str) -> HttpError:
-        known = ", ".join(one.name for one in self._fleet.engines()[:16]) or "none"
+        known = ", ".join(engine.name for engine in self._fleet.engines()[:16]) or "none"
         return not_found(f"no worker {text[:200]!r}; workers: {known}")
 
     def _writable(self) -> None:

@@ -153,9 +153,13 @@ class FrontendsApi:
         now = self._service.clock()
         rows = [
             FrontendRow(
-                one.name, len(one.bookings), now - one.joined_at, now - one.seen_at, one.version
+                frontend.name,
+                len(frontend.bookings),
+                now - frontend.joined_at,
+                now - frontend.seen_at,
+                frontend.version,
             )
-            for one in self._frontends.values()
+            for frontend in self._frontends.values()
         ]
         return json_response(FrontendList(rows, self.lease_s))
 
@@ -207,7 +211,9 @@ class FrontendsApi:
         """End the leases without messages for ``lease_s`` seconds, with their bookings; returns
         their number."""
         silent_since = self._service.clock() - self.lease_s
-        gone = [one for one in self._frontends.values() if one.seen_at < silent_since]
+        gone = [
+            frontend for frontend in self._frontends.values() if frontend.seen_at < silent_since
+        ]
         for frontend in gone:
             del self._frontends[frontend.name]
             ended = self._end_bookings(frontend)
@@ -235,9 +241,9 @@ class FrontendsApi:
         message = await self._message(http, Places)
         frontend = self._frontend(http, message)
         answers: list[dict[str, Any]] = []
-        for one in message.places[:MAX_PLACES]:
+        for wanted in message.places[:MAX_PLACES]:
             try:
-                answer = await self._place(frontend, one.request, one.attempt, may_wait=False)
+                answer = await self._place(frontend, wanted.request, wanted.attempt, may_wait=False)
             except HttpError as error:
                 answers.append(
                     {"status": error.status, "code": str(error.code), "message": error.message}
@@ -275,10 +281,10 @@ class FrontendsApi:
         message = await self._message(http, Resume)
         frontend = self._frontend(http, message)
         booked = 0
-        for one in message.running[:MAX_REPORTS]:
+        for running in message.running[:MAX_REPORTS]:
             if len(self._selection) < MAX_BOOKINGS:
                 try:
-                    booked += self._resume(frontend, one)
+                    booked += self._resume(frontend, running)
                 except HttpError as error:
                     _log.info("frontend %s: a running request: %s", frontend.name, error.message)
         return json_response(Resumed(booked))

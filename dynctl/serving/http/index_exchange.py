@@ -114,11 +114,11 @@ class IndexExchange:
                     asyncio.timeout(PEER_S),
                     contextlib.aclosing(ranks_at(url.rstrip("/") + PATH, token)) as ranks,
                 ):
-                    async for one in ranks:
-                        seeds[one.worker_id, one.dp_rank] = IndexSeed(
-                            one.endpoint, one.block_size, one.sequence, one.digest, one.events
+                    async for rank in ranks:
+                        seeds[rank.worker_id, rank.dp_rank] = IndexSeed(
+                            rank.endpoint, rank.block_size, rank.sequence, rank.digest, rank.events
                         )
-                        blocks += one.blocks
+                        blocks += rank.blocks
             except TimeoutError:
                 problem = f"not complete after {PEER_S:g} s"
             except (ValueError, WireError) as error:

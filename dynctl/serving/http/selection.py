@@ -293,7 +293,7 @@ class SelectionApi:
         booking = self._booking(http)
         request_id = booking.request.id
         active = self._service.router.load.bookings(request_id)
-        if any(one.stage == "decode" for one in active):
+        if any(booked.stage == "decode" for booked in active):
             raise _duplicate(request_id)
         plan = self.place_decode(booking)
         if plan.decode is None or plan.decode.winner is None:
@@ -487,7 +487,10 @@ class SelectionApi:
         active = self._service.router.load.bookings(booking.request.id)
         return BookingState(
             booking.request.id,
-            [ActiveHop(one.stage, one.prefill_tokens, one.output_blocks) for one in active],
+            [
+                ActiveHop(booked.stage, booked.prefill_tokens, booked.output_blocks)
+                for booked in active
+            ],
         )
 
     def _decay(self, booking: Booking) -> float | None:
@@ -501,9 +504,9 @@ class SelectionApi:
     def _prefill_ended(self, booking: Booking) -> None:
         """The prefill of the booking ends now, if it has not ended before."""
         service, first = self._service, booking.first
-        for one in service.router.load.bookings(booking.request.id):
-            if first is not None and one.stage == first.stage and one.prefill_tokens:
-                service.prefill_ended(first, one.booked_at)
+        for booked in service.router.load.bookings(booking.request.id):
+            if first is not None and booked.stage == first.stage and booked.prefill_tokens:
+                service.prefill_ended(first, booked.booked_at)
 
     def _finished(self, record: RequestRecord) -> None:
         self._service.observers.finished(record)
@@ -520,7 +523,7 @@ def _ending(http: web.Request) -> tuple[Stage | None, int, str]:
                 code="unknown_parameter",
             )
     text = query.get("stage")
-    stage = next((one for one in STAGES if one == text), None)
+    stage = next((stage for stage in STAGES if stage == text), None)
     if text is not None and stage is None:
         raise bad_request(
             f"stage: expected one of {', '.join(STAGES)}, got {text[:40]!r}",

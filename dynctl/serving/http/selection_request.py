@@ -67,7 +67,7 @@ class SelectionReader:
             pin_decode=self._pin(selection.pin_decode),
             allowed_worker_ids=None
             if allowed is None
-            else frozenset(self._worker(one, "allowed_worker_ids") for one in allowed),
+            else frozenset(self._worker(worker_id, "allowed_worker_ids") for worker_id in allowed),
             lora_name=selection.lora_name or None,
             served_name=self._served_name(selection),
             salted=bool(selection.cache_salt),
@@ -123,7 +123,9 @@ class SelectionReader:
         if isinstance(worker, str):
             found = self._service.find_worker(worker)
         if found is None:
-            known = ", ".join(f"{one.name} ({one.worker_id})" for one in list(registry)[:8])
+            known = ", ".join(
+                f"{worker.name} ({worker.worker_id})" for worker in list(registry)[:8]
+            )
             raise bad_request(
                 f"{field}: no worker {worker!r} is registered; registered: {known or 'none'}",
                 param=field,

@@ -105,8 +105,12 @@ async def shared_fleet(link: RouterLink, feed: FleetFeed, cards: str | None) -> 
         status, body = await link.read(path, _READ_S)
         if status == 200:
             found = decode(body, FleetLoad)
-            named = {(one.code, one.subject) for one in found.conditions}
-            more = [one for one in own.conditions if (one.code, one.subject) not in named]
+            named = {(condition.code, condition.subject) for condition in found.conditions}
+            more = [
+                condition
+                for condition in own.conditions
+                if (condition.code, condition.subject) not in named
+            ]
             return replace(
                 found,
                 conditions=[*found.conditions, *more],

@@ -85,21 +85,21 @@ class ReuseAudit(ServiceObserver):
         self._forget_lost()
         return [
             AuditRow(
-                worker=one.worker,
+                worker=counts.worker,
                 worker_id=worker_id,
-                role=one.role,
-                requests=one.requests,
-                hits=one.hits,
-                predicted_tokens=one.predicted,
-                reported_tokens=one.reported,
-                causes=dict(one.causes),
+                role=counts.role,
+                requests=counts.requests,
+                hits=counts.hits,
+                predicted_tokens=counts.predicted,
+                reported_tokens=counts.reported,
+                causes=dict(counts.causes),
             )
-            for worker_id, one in self._counts.items()
+            for worker_id, counts in self._counts.items()
         ]
 
     def _forget_lost(self) -> None:
         registry = self._router.registry
-        for worker_id in [one for one in self._counts if registry.get(one) is None]:
+        for worker_id in [counted for counted in self._counts if registry.get(counted) is None]:
             del self._counts[worker_id]
 
     def _cause(self, hop: Decision, predicted: int, reported: int, tokens: int | None) -> str:

@@ -133,9 +133,11 @@ def end_line(decision_id: str, response: ClientResponse) -> str:
         f" output_tokens={_or_none(response.output_tokens)}"
         f" output_events={_or_none(response.output_events)}"
     )
-    failed = [one for one in response.attempts if one.problem]
+    failed = [attempt for attempt in response.attempts if attempt.problem]
     if failed:
-        shown = "; ".join(f"{one.worker} ({one.stage}): {one.problem}" for one in failed)
+        shown = "; ".join(
+            f"{attempt.worker} ({attempt.stage}): {attempt.problem}" for attempt in failed
+        )
         line += f" failed_attempts={len(failed)}: {single_line(shown)}"
     elif response.error:
         line += f": {single_line(response.error)}"

@@ -263,7 +263,7 @@ class DecisionMemory(ServiceObserver):
         is from another process: then none."""
         fresh = 0 if ends > self.ended else min(n, self.ended - ends, len(self._ends))
         ids = dict.fromkeys(islice(reversed(self._ends), fresh))
-        turns = (turn for one in ids for turn in reversed(self._by_id.get(one, ())))
+        turns = (turn for decision_id in ids for turn in reversed(self._by_id.get(decision_id, ())))
         return [self._plans[turn] for turn in turns if turn < before]
 
     async def next_recorded(self, *, or_ended: bool = False) -> None:
@@ -345,7 +345,7 @@ class DecisionMemory(ServiceObserver):
         return (
             (model is None or kept.model == model)
             and (outcome is None or self._has_outcome(kept, outcome))
-            and (worker is None or any(_is(one, worker) for one in kept.winners()))
+            and (worker is None or any(_is(winner, worker) for winner in kept.winners()))
             and (domain is None or kept.in_domain(domain))
             and (not moved or kept.moved)
         )

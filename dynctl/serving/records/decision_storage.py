@@ -128,7 +128,7 @@ class BriefHop(NamedTuple):
         inputs = None
         end = 3 + len(_INPUT_COLUMNS)
         if columns[3][0] is not None:
-            kept = (None if one[0] is None else one for one in columns[3:end])
+            kept = (None if column[0] is None else column for column in columns[3:end])
             named: dict[str, Any] = dict(zip(_INPUT_COLUMNS, kept, strict=True))
             added = None if columns[end][0] is None else tuple(map(_joined, *columns[end]))
             inputs = CostInputs(

@@ -296,8 +296,8 @@ class Metrics(ServiceObserver):
         # A list: a family may get its first sample between two slices.
         written: list[Counter | Histogram] = [*self._counters.values()]
         written += self._histograms.values()
-        for one in written:
-            yield one.text()
+        for text in written:
+            yield text.text()
         yield from self._request_gauges()
         yield from self._model_gauges()
         yield from self._worker_gauges()
@@ -356,7 +356,7 @@ class Metrics(ServiceObserver):
         yield from self._replica_samples()
         yield self._text("dynctl_engine_failures_total", self._service.engine_failures.items())
         self._service.health(1.0)
-        each = {(one.code, one.subject): 1.0 for one in self._service.conditions}
+        each = {(condition.code, condition.subject): 1.0 for condition in self._service.conditions}
         yield self._text("dynctl_condition", each.items())
         if self._memory is not None:
             yield self._text("dynctl_decision_memory_bytes", [((), self._memory.size)])
@@ -376,7 +376,11 @@ class Metrics(ServiceObserver):
         first: dict[str, Worker] = {}
         for worker in registry:
             first.setdefault(worker.model, worker)
-        served = {one.model for one in self._service.health(1.0).models if not one.missing}
+        served = {
+            model_health.model
+            for model_health in self._service.health(1.0).models
+            if not model_health.missing
+        }
         ready = {(model,): float(model in served) for model in first}
         yield self._text("dynamo_frontend_model_ready", ready.items())
         fields: tuple[tuple[str, Callable[[Worker], int | None]], ...] = (
@@ -401,7 +405,7 @@ class Metrics(ServiceObserver):
         prefill = [load.prefill_tokens[slot] for slot in slots]
         cached = [router.cached_blocks(slot) for slot in slots]
         missing = [float(fresh[slot].index_state == "gapped") for slot in slots]
-        ready = [float(registry.unavailable_reason(one.worker_id) is None) for one in workers]
+        ready = [float(registry.unavailable_reason(worker.worker_id) is None) for worker in workers]
         yield ""
         labels: list[LabelValues] = [
             (str(worker.worker_id), rank, worker_type(worker.role)) for worker, rank in ranks
@@ -414,7 +418,7 @@ class Metrics(ServiceObserver):
         labels = [(worker.name, rank, worker.role.value) for worker, rank in ranks]
         yield from self._pieces("dynctl_worker_cached_blocks", labels, cached)
         yield from self._pieces("dynctl_worker_index_missing", labels, missing)
-        labels = [(one.name, str(one.worker_id), one.role.value) for one in workers]
+        labels = [(worker.name, str(worker.worker_id), worker.role.value) for worker in workers]
         yield from self._pieces("dynctl_worker_ready", labels, ready)
         yield from self._predictions()
         times = self._service.prefill_times.rows
@@ -443,10 +447,10 @@ class Metrics(ServiceObserver):
         }
         for model in self._service.models():
             kind = worker_type(router.stages(model)[0])
-            for one in router.policy_classes.table(model, router.config).classes:
-                stats = router.queue.stats(model, one.name)
+            for policy in router.policy_classes.table(model, router.config).classes:
+                stats = router.queue.stats(model, policy.name)
                 for name, rows in pending.items():
-                    rows[model, one.name, kind] = getattr(stats, name)
+                    rows[model, policy.name, kind] = getattr(stats, name)
         for name, rows in pending.items():
             yield self._text(f"dynamo_frontend_router_queue_pending_{name}", rows.items())
         refused: Tally[LabelValues] = Tally()

@@ -257,8 +257,16 @@ class Recorder(ServiceObserver):
             service.router.index.exact,
             service.router.learns,
             self._complete,
-            {model: str(one.directory) for model, one in loaded.items() if one is not None},
-            {model: one.fingerprint for model, one in loaded.items() if one is not None},
+            {
+                model: str(tokenizer.directory)
+                for model, tokenizer in loaded.items()
+                if tokenizer is not None
+            },
+            {
+                model: tokenizer.fingerprint
+                for model, tokenizer in loaded.items()
+                if tokenizer is not None
+            },
         )
         self._append(start)
         self._capture()
@@ -338,7 +346,10 @@ class Recorder(ServiceObserver):
                 response.state,
                 response.error,
                 response.duration_s,
-                tuple((one.worker, one.stage, one.problem) for one in response.attempts),
+                tuple(
+                    (attempt.worker, attempt.stage, attempt.problem)
+                    for attempt in response.attempts
+                ),
                 response.output_events,
             )
         )
@@ -370,8 +381,8 @@ class Recorder(ServiceObserver):
         at = self._now()
         self._close_chunk()
         self._waiting.append(_Capture(at, captured, took))
-        for one in self._service.conditions:
-            self._append(Noted(at, "holds", one.subject, one.code, one.message))
+        for condition in self._service.conditions:
+            self._append(Noted(at, "holds", condition.subject, condition.code, condition.message))
         self._state_at = self._service.clock()
 
     def _keep_state(self, now: float) -> None:
@@ -455,8 +466,8 @@ class Recordings:
 
     def add(self, make: Callable[[float], Observed]) -> None:
         """Add a record of other routers to all recordings; ``make`` gets its time."""
-        for one in self.active:
-            one.add(make(one.now()))
+        for recorder in self.active:
+            recorder.add(make(recorder.now()))
 
     async def record(
         self,
@@ -514,8 +525,8 @@ class Recordings:
 
     async def close(self, why: str = "the process ended") -> None:
         """End all recordings, and wait a moment until each is complete."""
-        for one in self.active:
-            one.stop(why)
+        for recorder in self.active:
+            recorder.stop(why)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
                 while self.active:  # noqa: ASYNC110
@@ -533,9 +544,11 @@ def reports_caches(workers: Iterable[Worker]) -> bool:
     Workers that only decode need not: prompts reuse nothing there, unless a model has no others.
     """
     known = list(workers)
-    others = {one.model for one in known if one.role is not Role.DECODE}
-    silent = (one for one in known if not one.kv_events)
-    return not any(one.role is not Role.DECODE or one.model not in others for one in silent)
+    others = {worker.model for worker in known if worker.role is not Role.DECODE}
+    silent = (worker for worker in known if not worker.kv_events)
+    return not any(
+        worker.role is not Role.DECODE or worker.model not in others for worker in silent
+    )
 
 
 class RecordingsFull(Exception):
@@ -579,8 +592,8 @@ def _options(request: RoutingRequest) -> dict[str, object]:
     options: dict[str, object] = {}
     items = request.constraints.items
     if items:
-        required = [one.taint for one in items if one.kind == "required"]
-        preferred = {one.taint: one.weight for one in items if one.kind == "preferred"}
+        required = [item.taint for item in items if item.kind == "required"]
+        preferred = {item.taint: item.weight for item in items if item.kind == "preferred"}
         options |= {"required": required} if required else {}
         options |= {"preferred": preferred} if preferred else {}
     for name in ("pin_prefill", "pin_decode"):
@@ -642,7 +655,7 @@ def observed(at: float, request_id: str, choice: Choice, predicted: Decision | N
         at_ref = next((i for i, one in enumerate(predicted.refs) if tuple(one) == ref), None)
         if at_ref is not None:
             cost = predicted.costs[at_ref]
-            others = [one for i, one in enumerate(predicted.costs) if i != at_ref]
+            others = [cost for i, cost in enumerate(predicted.costs) if i != at_ref]
             margin = min(others) - cost if others else None
             if choice.prefill is None and predicted.inputs is not None:
                 cached = float(predicted.overlap_blocks(at_ref))

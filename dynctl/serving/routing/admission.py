@@ -109,8 +109,8 @@ class Admission:
             return self._turned_away(plan, entering)
         service.apply(entering)
         admitted: asyncio.Future[RoutingPlan] = asyncio.get_running_loop().create_future()
-        one = _Waiting(request, record, plan, service.clock(), admitted, decide or service.plan)
-        self.waiting[request.id] = one
+        waiting = _Waiting(request, record, plan, service.clock(), admitted, decide or service.plan)
+        self.waiting[request.id] = waiting
         self.try_soon()
         limit_s = service.router.config.router_queue_max_wait_secs
         try:
@@ -119,7 +119,7 @@ class Admission:
         except TimeoutError:
             if admitted.done() and not admitted.cancelled():
                 return admitted.result()  # by its turn, at the last moment
-            waited = service.clock() - one.since
+            waited = service.clock() - waiting.since
             full = QueueFull(entering.policy_class, "wait_seconds", round(waited), round(limit_s))
             return self._turned_away(plan, full)
         except asyncio.CancelledError:
@@ -166,11 +166,11 @@ class Admission:
         plans: dict[str, RoutingPlan | Exception] = {}
 
         def admissible(entry: QueueEntry) -> bool:
-            one = self.waiting.get(entry.request_id)
-            if one is None:
+            waiting = self.waiting.get(entry.request_id)
+            if waiting is None:
                 return True
             try:
-                plan = plans[entry.request_id] = one.decide(one.request)
+                plan = plans[entry.request_id] = waiting.decide(waiting.request)
             except Exception as error:  # its own request fails, the others must not wait for it
                 _log.exception("request %s failed in the router queue", entry.request_id)
                 plans[entry.request_id] = error
@@ -183,18 +183,18 @@ class Admission:
             return False
         request_id = turn.entry.request_id
         service.apply(Dequeued(request_id, turn.credits, turn.cursor))
-        one = self.waiting.pop(request_id, None)
-        if one is None or one.admitted.done():
+        waiting = self.waiting.pop(request_id, None)
+        if waiting is None or waiting.admitted.done():
             return True
         found = plans[request_id]
         if isinstance(found, Exception):
-            one.admitted.set_exception(found)
+            waiting.admitted.set_exception(found)
             return True
-        waited = service.clock() - one.since
-        plan = found.waited(one.plan, waited)
-        one.record.queued_s = waited
-        one.record.queue_depth = len(service.router.queue)
+        waited = service.clock() - waiting.since
+        plan = found.waited(waiting.plan, waited)
+        waiting.record.queued_s = waited
+        waiting.record.queue_depth = len(service.router.queue)
         if plan.ok:
-            service.book(plan.first, one.request, one.record)
-        one.admitted.set_result(plan)
+            service.book(plan.first, waiting.request, waiting.record)
+        waiting.admitted.set_result(plan)
         return True

@@ -318,7 +318,7 @@ def _blocks(value: StreamValue) -> int:
     """The number of blocks in a value."""
     if not isinstance(value, IndexUpdate):
         return 0
-    return sum(len(one.block_hashes) for one in value.events if not isinstance(one, Cleared))
+    return sum(len(event.block_hashes) for event in value.events if not isinstance(event, Cleared))
 
 
 def _pieces(value: StreamValue) -> Iterator[Change]:

@@ -125,7 +125,7 @@ class PrefillEnds:
         until = self._owner.clock() + estimate
         self.running[request.id] = _Unseen(request, ref, slot, until, block)
         if len(self._agenda) > 2 * len(self.running) + _MOST_LEFT:
-            self._agenda = [(one.until, name) for name, one in self.running.items()]
+            self._agenda = [(prefill.until, name) for name, prefill in self.running.items()]
             heapq.heapify(self._agenda)
         else:
             heapq.heappush(self._agenda, (until, request.id))
@@ -151,7 +151,12 @@ class PrefillEnds:
         event = change.event
         if awaited is None or not isinstance(event, BlocksStored) or event.tier != DEVICE:
             return
-        names = [name for one in event.local_hashes if one in awaited for name in awaited[one]]
+        names = [
+            name
+            for local_hash in event.local_hashes
+            if local_hash in awaited
+            for name in awaited[local_hash]
+        ]
         for name in names:
             unseen = self.running.get(name)
             # Another prompt can have an equal block after other ones.

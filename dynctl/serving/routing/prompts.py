@@ -84,8 +84,8 @@ class Prompt:
         if self.tools or self.documents or tokenizer.template_for(with_tools=False).wraps_strings:
             return False
         return all(
-            one.keys() <= _PLAIN_FIELDS and isinstance(one.get("content"), str)
-            for one in self.messages
+            message.keys() <= _PLAIN_FIELDS and isinstance(message.get("content"), str)
+            for message in self.messages
         )
 
     def to_tokenize_body(self, model: str, kind: EngineKind = OTHER) -> dict[str, Any]:
@@ -182,8 +182,10 @@ def prompts_of(
         return [Prompt(token_ids=token_data, **common)], None
     if isinstance(parsed, CompletionRequest):
         prompts = [
-            Prompt(text=one, **common) if isinstance(one, str) else Prompt(token_ids=one, **common)
-            for one in parsed.prompts
+            Prompt(text=prompt, **common)
+            if isinstance(prompt, str)
+            else Prompt(token_ids=prompt, **common)
+            for prompt in parsed.prompts
         ]
         if parsed.unread_tokens:
             prompts[0] = replace(prompts[0], unread_tokens=parsed.unread_tokens)
@@ -316,7 +318,7 @@ class PromptTokenizers:
     ) -> list[PromptTokens]:
         """The tokens of each prompt; if one cannot be tokenized, no prompt has ids."""
         here = self.of(model, worker_set) is not None
-        remote = not here and any(one.token_ids is None for one in prompts)
+        remote = not here and any(prompt.token_ids is None for prompt in prompts)
         if remote and len(prompts) > _MOST_REMOTE_PROMPTS:
             note = (
                 f"cache overlap not modelled: a batch of more than {_MOST_REMOTE_PROMPTS} texts "
@@ -331,12 +333,12 @@ class PromptTokenizers:
             if chars > _BETWEEN_CHARS:
                 chars = 0
                 await asyncio.sleep(0)
-        missing = next((one for one in found if one.ids is None), None)
+        missing = next((tokens for tokens in found if tokens.ids is None), None)
         if missing is None:
             return found
         if len(found) == 1:
             return found
-        return [replace(one, ids=None, note=missing.note) for one in found]
+        return [replace(tokens, ids=None, note=missing.note) for tokens in found]
 
 
 def _read_differently(kinds: Set[EngineKind]) -> bool:

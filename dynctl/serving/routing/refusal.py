@@ -169,7 +169,7 @@ def refusal(
         stage=decision.stage,
         outcome=decision.outcome,
         filter=step.filter if step is not None else None,
-        funnel=[FilterCount(one.filter, one.entered, one.left) for one in decision.funnel],
+        funnel=[FilterCount(step.filter, step.entered, step.left) for step in decision.funnel],
         constraints=[
             Constraint(item.taint, item.kind, item.weight, item.origin)
             for item in decision.constraints.items
@@ -275,7 +275,7 @@ def _status(decision: Decision, config: RouterConfig) -> tuple[int, str]:
 def _rejected(step: FunnelStep | None) -> list[RefusedRank]:
     if step is None:
         return []
-    return [_rejection(one) for one in step.rejected[:MAX_REJECTIONS]]
+    return [_rejection(rejection) for rejection in step.rejected[:MAX_REJECTIONS]]
 
 
 def _rejection(one: Rejection) -> RefusedRank:

@@ -279,7 +279,7 @@ class SharedBookings:
             self._service.clear_condition(codes.REPLICA_OVER_LIMIT, name)
 
     def _own(self, bookings: Iterable[ActiveRequest]) -> Iterator[ActiveRequest]:
-        return (one for one in bookings if one.request_id not in self._foreign)
+        return (booking for booking in bookings if booking.request_id not in self._foreign)
 
     def _place(self, booked: ActiveRequest) -> tuple[str, int, int]:
         ref = self._service.router.registry.ref(booked.slot)
@@ -396,7 +396,7 @@ class ReplicaSync(SharedBookings):
             worker_id = change.worker.worker_id
             for peer in self._peers.values():
                 held = peer.bookings.items()
-                if any(key[1] == worker_id and not one.applied for key, one in held):
+                if any(key[1] == worker_id and not change.applied for key, change in held):
                     peer.in_step = False
 
     def keep_alive(self) -> None:
@@ -537,7 +537,7 @@ class ReplicaSync(SharedBookings):
             return None
         if address:
             # One process has one address: the one before it ended, and its requests with it.
-            for old in [one for one in self._peers.values() if one.address == address]:
+            for old in [peer for peer in self._peers.values() if peer.address == address]:
                 self._forget(old)
         peer = _Peer(router_id, address, address or f"{router_id:016x}", self._clock())
         self._peers[router_id] = peer
@@ -720,7 +720,7 @@ class ReplicaSync(SharedBookings):
         """Report requests on workers that are unknown here, in two reports in a row."""
         unknown = [key[1] for key, held in peer.bookings.items() if not held.applied]
         if unknown and peer.strangers:
-            named = ", ".join(f"{one:016x}" for one in sorted(set(unknown))[:3])
+            named = ", ".join(f"{name:016x}" for name in sorted(set(unknown))[:3])
             self._service.set_condition(
                 codes.REPLICA_WORKERS_DIFFER,
                 peer.name,

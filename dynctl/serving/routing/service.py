@@ -309,7 +309,7 @@ class RoutingService:
         request = RoutingRequest(
             id=decision_id or self.new_id(),
             model=model,
-            isl_tokens=sum(one.count for one in found),
+            isl_tokens=sum(prompt_tokens.count for prompt_tokens in found),
             block_size=size,
             sequence_hashes=hashes[0].sequence,
             local_hashes=hashes[0].local,
@@ -323,8 +323,8 @@ class RoutingService:
             notes=() if modelled else (note,),
             lora_name=lora_name,
             salted=bool(cache_salt),
-            more_hashes=tuple(one.sequence for one in hashes[1:]),
-            lengths=tuple(one.count for one in found) if len(found) > 1 else (),
+            more_hashes=tuple(more.sequence for more in hashes[1:]),
+            lengths=tuple(prompt_tokens.count for prompt_tokens in found) if len(found) > 1 else (),
             session=session,
             policy_class=policy_class,
             priority=priority,
@@ -334,7 +334,7 @@ class RoutingService:
             served_name=served_name,
             streams=streams,
         )
-        longest = max(one.count for one in found)
+        longest = max(prompt_tokens.count for prompt_tokens in found)
         return Prepared(request, tokens, tokenize_s, len(found), longest)
 
     def salt_of(self, parsed: ChatRequest | CompletionRequest) -> str | None:
@@ -353,8 +353,8 @@ class RoutingService:
         is_eagle: bool,
     ) -> list[BlockHashes]:
         hashes = []
-        for one in found:
-            ids = one.ids or ()
+        for prompt_tokens in found:
+            ids = prompt_tokens.ids or ()
             hashes.append(self._hashed(ids, block_size, lora_name, cache_salt, is_eagle=is_eagle))
         return hashes
 
@@ -763,5 +763,5 @@ def excluding(
 
 def _is_long(batch: Sequence[PromptTokens], block_size: int) -> bool:
     """Whether a batch has more prompts or blocks than are hashed."""
-    blocks = sum(one.count for one in batch) // block_size
+    blocks = sum(prompt_tokens.count for prompt_tokens in batch) // block_size
     return len(batch) > _HASHED_PROMPTS or blocks > _HASHED_BLOCKS

@@ -269,9 +269,9 @@ class ServiceHealth:
         """Evaluate the fleet in steps; what changes is read in the first one."""
         config = self._service.router.config
         reported = [
-            one
-            for one in self.conditions
-            if one.code not in DERIVED_CODES and not self._is_over(one)
+            condition
+            for condition in self.conditions
+            if condition.code not in DERIVED_CODES and not self._is_over(condition)
         ]
         state = FleetState(
             (),
@@ -303,9 +303,9 @@ class ServiceHealth:
                 self.clear_condition(old.code, old.subject)
         self._hold_mismatches(self._service.served.mismatches())
         found = {
-            (one.code, one.subject): one.message
-            for one in health.derived
-            if current or not self._has_left(one.code, one.subject)
+            (condition.code, condition.subject): condition.message
+            for condition in health.derived
+            if current or not self._has_left(condition.code, condition.subject)
         }
         for old in self.conditions:
             if old.code in DERIVED_CODES and (old.code, old.subject) not in found:
@@ -332,15 +332,18 @@ class ServiceHealth:
         }
         found = [
             doubt(
-                "DYR0760" if one.code in codes.NOT_MODELLED else "DYR0705",
+                "DYR0760" if condition.code in codes.NOT_MODELLED else "DYR0705",
                 varies=None
-                if one.code in _ALWAYS
-                else Varies(overlap=True, workers=None if one.subject == model else [one.subject]),
-                workers=one.subject,
-                why=f"{one.code} {one.message}",
+                if condition.code in _ALWAYS
+                else Varies(
+                    overlap=True,
+                    workers=None if condition.subject == model else [condition.subject],
+                ),
+                workers=condition.subject,
+                why=f"{condition.code} {condition.message}",
             )
-            for one in self.conditions
-            if one.code in codes.INDEX_OR_LOAD and one.subject in subjects
+            for condition in self.conditions
+            if condition.code in codes.INDEX_OR_LOAD and condition.subject in subjects
         ]
         sharing = self._service.sharing
         late = sharing.out_of_date() if sharing is not None else ""

@@ -248,7 +248,7 @@ class StandaloneIndex:
                 f"block_size mismatch for {written(key)}: existing={partition.block_size}, "
                 f"requested={block_size}"
             )
-        if sum(len(one.listeners) for one in self.instances.values()) >= self._most_ranks:
+        if sum(len(instance.listeners) for instance in self.instances.values()) >= self._most_ranks:
             raise RegistrationRefused(f"{self._most_ranks:,} ranks are registered, the maximum")
         if partition is None and len(self.partitions) >= MOST_PARTITIONS:
             raise RegistrationRefused(f"{MOST_PARTITIONS:,} models are registered, the maximum")
@@ -298,13 +298,13 @@ class StandaloneIndex:
             for ref in [ref for ref in partition.slots if ref[0] == instance_id]:
                 partition.drop(ref)
             self._leave(known.key)
-        for code in [one.code for one in self.conditions]:
+        for code in [condition.code for condition in self.conditions]:
             for rank in known.listeners if dp_rank is None else (dp_rank,):
                 self.conditions.clear(code, _subject(instance_id, rank))
         self.runtime.request_sweep()
 
     def _leave(self, key: Key) -> None:
-        if all(one.key != key for one in self.instances.values()):
+        if all(instance.key != key for instance in self.instances.values()):
             self._leaving.append(self.partitions.pop(key))
 
     # -- answers ---------------------------------------------------------------------------
@@ -320,10 +320,10 @@ class StandaloneIndex:
         if partition is None or partition.block_size != block_size:
             return 0
         taken = 0
-        for one in events:
-            known = self.instances.get(one.worker_id)
-            if known is not None and known.key == key and isinstance(one.event, BlocksStored):
-                partition.apply((one.worker_id, one.dp_rank), one.event)
+        for event in events:
+            known = self.instances.get(event.worker_id)
+            if known is not None and known.key == key and isinstance(event.event, BlocksStored):
+                partition.apply((event.worker_id, event.dp_rank), event.event)
                 taken += 1
         return taken
 
@@ -333,10 +333,15 @@ class StandaloneIndex:
         """All ranks that are followed."""
         return [
             RegisteredRank(
-                one.instance_id, rank, *one.key, one.block_size, listener.endpoint, listener.replay
+                instance.instance_id,
+                rank,
+                *instance.key,
+                instance.block_size,
+                listener.endpoint,
+                listener.replay,
             )
-            for one in self.instances.values()
-            for rank, listener in one.listeners.items()
+            for instance in self.instances.values()
+            for rank, listener in instance.listeners.items()
         ]
 
     async def capture(self, timeout_s: float) -> Iterator[RankDump]:
@@ -366,11 +371,11 @@ class StandaloneIndex:
     def seed(self, ranks: Iterable[RankDump]) -> int:
         """Begin the streams that are registered next with these ranks; returns their blocks."""
         blocks = 0
-        for one in ranks:
-            self.runtime.seeds[one.worker_id, one.dp_rank] = IndexSeed(
-                one.endpoint, one.block_size, one.sequence, one.digest, one.events
+        for rank in ranks:
+            self.runtime.seeds[rank.worker_id, rank.dp_rank] = IndexSeed(
+                rank.endpoint, rank.block_size, rank.sequence, rank.digest, rank.events
             )
-            blocks += one.blocks
+            blocks += rank.blocks
         return blocks
 
     # -- inside ----------------------------------------------------------------------------
@@ -420,7 +425,7 @@ class StandaloneIndex:
         more = False
         for partition in (*self.partitions.values(), *self._leaving):
             more = partition.sweep(max_blocks) or more
-        self._leaving = [one for one in self._leaving if one.index.table_size]
+        self._leaving = [leaving for leaving in self._leaving if leaving.index.table_size]
         return more
 
     def _report(self, condition: StreamCondition) -> None:

@@ -204,13 +204,13 @@ class IndexerProcess:
             self.index.runtime.start()
             restored = await self._restore()
             await self._recover()
-            for one in config.engines:
-                self._follow(one)
-            for one in restored:
-                if (one.worker_id, one.dp_rank) not in {
+            for engine in config.engines:
+                self._follow(engine)
+            for rank in restored:
+                if (rank.worker_id, rank.dp_rank) not in {
                     (given.worker_id, given.dp_rank) for given in config.engines
                 }:
-                    self._follow(one)
+                    self._follow(rank)
             await self.index.runtime.first_read(_FIRST_READ_S)
             asyncio.get_running_loop().call_later(KEPT_S, self._forget_offers)
             await self._listeners.serve(self.build_app(), listener)
@@ -324,7 +324,7 @@ class IndexerProcess:
             )
         key = (body["model_name"], body["routing_group"])
         size = self._block_size(key)
-        hashes = [to_unsigned(one) for one in body["block_hashes"]]
+        hashes = [to_unsigned(block_hash) for block_hash in body["block_hashes"]]
         return 200, scores(self.index.matches(key, hashes), size)
 
     def _block_size(self, key: Key) -> int:
@@ -337,20 +337,20 @@ class IndexerProcess:
         model, group = http.query.get("model_name"), http.query.get("routing_group")
         return [
             {
-                "instance_id": one.instance_id,
+                "instance_id": instance.instance_id,
                 "source": "zmq",
                 "status": "active",
-                "model_name": one.key[0],
-                "routing_group": one.key[1],
-                "block_size": one.block_size,
-                "endpoints": {str(rank): at.endpoint for rank, at in one.listeners.items()},
+                "model_name": instance.key[0],
+                "routing_group": instance.key[1],
+                "block_size": instance.block_size,
+                "endpoints": {str(rank): at.endpoint for rank, at in instance.listeners.items()},
                 "listeners": {
                     str(rank): {"endpoint": at.endpoint, "status": "active"}
-                    for rank, at in one.listeners.items()
+                    for rank, at in instance.listeners.items()
                 },
             }
-            for one in self.index.instances.values()
-            if model in (None, one.key[0]) and group in (None, one.key[1])
+            for instance in self.index.instances.values()
+            if model in (None, instance.key[0]) and group in (None, instance.key[1])
         ]
 
     async def _dump(self, http: web.Request) -> web.StreamResponse:
@@ -475,9 +475,9 @@ class IndexerProcess:
         with contextlib.suppress(ValueError):
             ranks = ranks_at(url + PATH, self.config.token)
             async with contextlib.aclosing(ranks):
-                async for one in ranks:
-                    if (one.worker_id, one.dp_rank) not in seeds:
-                        count += self.index.seed([one])
+                async for rank in ranks:
+                    if (rank.worker_id, rank.dp_rank) not in seeds:
+                        count += self.index.seed([rank])
             _log.info("index of %s: blocks: %d", url, count)
             return
         async with (
@@ -514,7 +514,9 @@ class IndexerProcess:
         self.index.register(instance_id, rank, key, block_size, listener)
         size, events = self._offered.get(key, (0, []))
         if not seeded and size == block_size:
-            own = [one for one in events if (one.worker_id, one.dp_rank) == (instance_id, rank)]
+            own = [
+                event for event in events if (event.worker_id, event.dp_rank) == (instance_id, rank)
+            ]
             self.index.take(key, size, own)
 
     def _forget_offers(self) -> None:
@@ -526,11 +528,11 @@ def scores(matches: Iterable[Match], block_size: int) -> dict[str, Any]:
     """The answer to a query, in tokens. What lower tiers continue is added to what is above."""
     by_rank: dict[str, dict[str, int]] = {}
     instances: dict[str, dict[str, Any]] = {}
-    for one in matches:
-        name, rank = str(one.instance_id), str(one.dp_rank)
-        gpu = one.device * block_size
-        cpu = gpu + one.host * block_size
-        disk = cpu + one.disk * block_size
+    for holder in matches:
+        name, rank = str(holder.instance_id), str(holder.dp_rank)
+        gpu = holder.device * block_size
+        cpu = gpu + holder.host * block_size
+        disk = cpu + holder.disk * block_size
         if gpu:
             by_rank.setdefault(name, {})[rank] = gpu
         row = instances.setdefault(
@@ -553,7 +555,7 @@ def _read_dump(data: bytes) -> dict[Key, tuple[int, list[RouterEvent]]]:
             size = entry["block_size"]
             if not isinstance(size, int):
                 raise TypeError
-            found[model, group] = (size, [router_event_from(one) for one in entry["events"]])
+            found[model, group] = (size, [router_event_from(event) for event in entry["events"]])
     except (msgspec.MsgspecError, KeyError, TypeError, WireError):
         raise ValueError("its dump is not that of an indexer") from None
     return found
@@ -564,7 +566,7 @@ def _written_dump(partitions: Mapping[Key, Partition]) -> bytes:
         {
             f"{model}:{group}": {
                 "block_size": partition.block_size,
-                "events": [router_event_map(one) for one in partition.events()],
+                "events": [router_event_map(event) for event in partition.events()],
             }
             for (model, group), partition in partitions.items()
         }

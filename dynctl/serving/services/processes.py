@@ -259,7 +259,7 @@ class Processes:
             _held(config.host, config.port),
             _held("127.0.0.1", 0),
         ]
-        self.port, self._router_port = (one.getsockname()[1] for one in self._held)
+        self.port, self._router_port = (held.getsockname()[1] for held in self._held)
         self._session: aiohttp.ClientSession | None = None
         self._runners: list[tuple[web.AppRunner, Connections]] = []
         self.system_port = config.system_port
@@ -356,7 +356,9 @@ class Processes:
         )
 
     async def _metrics(self, http: web.Request) -> web.StreamResponse:
-        read = await asyncio.gather(*(self._get(one, "/metrics", http) for one in self.children))
+        read = await asyncio.gather(
+            *(self._get(child, "/metrics", http) for child in self.children)
+        )
         texts = [
             (child.name, answer[1].decode())
             for child, answer in zip(self.children, read, strict=True)

@@ -73,7 +73,7 @@ _CARD: Final = {
 WORKER: Final = Shape("WorkerRequest", {"worker_id": Field(U64, REQUIRED), **_PLACE, **_CARD})
 PATCH: Final = Shape(
     "WorkerPatchRequest",
-    {name: Field(optional(one.kind)) for name, one in _CARD.items()},
+    {name: Field(optional(field.kind)) for name, field in _CARD.items()},
 )
 _ROUTED: Final = Shape(
     "MmRoutingInfoRequest",
@@ -229,7 +229,7 @@ class SelectApi:
         found = {
             f"{key[0]}:{key[1]}": {
                 "block_size": size,
-                "events": [router_event_map(one) for one in service.events(key)],
+                "events": [router_event_map(event) for event in service.events(key)],
             }
             for key, size in service.workers.partitions.items()
         }

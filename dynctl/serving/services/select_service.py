@@ -121,7 +121,9 @@ class SelectService:
         self._reserve(replace(booking, request_id=selection_id))
         return {
             "selection_id": selection_id,
-            "sequence_hashes": [to_signed(one) for one in request.sequence_hashes],
+            "sequence_hashes": [
+                to_signed(sequence_hash) for sequence_hash in request.sequence_hashes
+            ],
             "isl_tokens": request.isl_tokens,
             "track_prefill_tokens": decision.parameters.track_prefill_tokens,
             **shown,
@@ -182,8 +184,8 @@ class SelectService:
         were not reserved."""
         now = self._clock()
         self.router.apply(Expired(), now)
-        self._reserved &= {one.request_id for one in self.router.load}
-        for key in [key for key, one in self._pending.items() if now - one.at > PENDING_S]:
+        self._reserved &= {booking.request_id for booking in self.router.load}
+        for key in [key for key, pending in self._pending.items() if now - pending.at > PENDING_S]:
             self._end_pending(key)
 
     # -- questions -------------------------------------------------------------------------
@@ -275,7 +277,7 @@ class SelectService:
 
     def _partition(self, key: Key) -> str:
         """The router's name of a model with a schedulable worker."""
-        if not any(not one.reasons for one in self.workers.records.values()):
+        if not any(not record.reasons for record in self.workers.records.values()):
             raise SelectionError(503, "no schedulable workers are available")
         name = "\x00".join(key)
         if not self.router.registry.model(name):
@@ -346,8 +348,8 @@ class SelectService:
                 400,
                 f"block_hashes length {len(local)} must match sequence_hashes length {len(hashes)}",
             )
-        unsigned = tuple(to_unsigned(one) for one in local)
-        return unsigned, tuple(to_unsigned(one) for one in hashes), isl
+        unsigned = tuple(to_unsigned(local_hash) for local_hash in local)
+        return unsigned, tuple(to_unsigned(sequence_hash) for sequence_hash in hashes), isl
 
     def _view(self, override: Mapping[str, Any] | None) -> RoutingView:
         values = {
@@ -429,7 +431,7 @@ class SelectService:
             for field_name in ("sequence_hashes", "isl_tokens"):
                 if body[field_name] is None:
                     raise SelectionError(400, f"{field_name} is required without token_ids")
-            hashes = tuple(to_unsigned(one) for one in body["sequence_hashes"])
+            hashes = tuple(to_unsigned(sequence_hash) for sequence_hash in body["sequence_hashes"])
             isl_tokens = body["isl_tokens"]
         tokens = body["effective_prefill_tokens"] or 0
         if tokens > isl_tokens:

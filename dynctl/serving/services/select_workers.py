@@ -130,14 +130,14 @@ class SelectWorkers:
     def documents(self, model: str | None = None, group: str | None = None) -> list[dict[str, Any]]:
         """The records, those of one model or group if given."""
         return [
-            one.document()
-            for one in self.records.values()
-            if model in (None, one.key[0]) and group in (None, one.key[1])
+            record.document()
+            for record in self.records.values()
+            if model in (None, record.key[0]) and group in (None, record.key[1])
         ]
 
     def ready(self) -> tuple[int, dict[str, Any]]:
         """Status and body of ``/ready``."""
-        count = sum(not one.reasons for one in self.records.values())
+        count = sum(not record.reasons for record in self.records.values())
         body = {"ready": count > 0, "schedulable_workers": count, "workers": self.documents()}
         return (200 if count else 503), body
 
@@ -203,11 +203,11 @@ class SelectWorkers:
             )
         if size is None and len(self.partitions) >= MOST_PARTITIONS:
             raise SelectionError(409, f"{MOST_PARTITIONS:,} models are registered, the maximum")
-        own = [one for one in fields["taints"] if not one.startswith(TOPOLOGY_PREFIX)]
+        own = [taint for taint in fields["taints"] if not taint.startswith(TOPOLOGY_PREFIX)]
         # A worker's own taints about its place are kept as they are, and its topology_domains make
         # none: both as Dynamo's service.
-        placed = [one.removeprefix(TOPOLOGY_PREFIX).partition("=") for one in fields["taints"]
-                  if one.startswith(TOPOLOGY_PREFIX)]  # fmt: skip
+        placed = [taint.removeprefix(TOPOLOGY_PREFIX).partition("=") for taint in fields["taints"]
+                  if taint.startswith(TOPOLOGY_PREFIX)]  # fmt: skip
         card = ModelRuntimeConfig(
             total_kv_blocks=fields["total_kv_blocks"],
             max_num_batched_tokens=fields["max_num_batched_tokens"],
@@ -270,7 +270,11 @@ class SelectWorkers:
         self._runtime.unfollow(worker_id)
         self._followed.pop(worker_id, None)
         if self._router.registry.get(worker_id) is not None:
-            ended = [one.request_id for one in self._router.load if self._on(one.slot, worker_id)]
+            ended = [
+                booking.request_id
+                for booking in self._router.load
+                if self._on(booking.slot, worker_id)
+            ]
             self._router.apply(WorkerLost(worker_id), self._clock())
             self._ended(ended)
             self._runtime.request_sweep()

@@ -74,7 +74,7 @@ class SlotTracker:
             )
         if tracker is not None and worker_id in tracker.workers:
             raise TrackerError(409, f"worker {worker_id} already registered for {written(key)}")
-        if sum(len(one.slots) for one in self._trackers.values()) + count > MOST_RANKS:
+        if sum(len(tracker.slots) for tracker in self._trackers.values()) + count > MOST_RANKS:
             raise TrackerError(409, f"{MOST_RANKS:,} ranks are the maximum")
         if tracker is None:
             if len(self._trackers) >= MOST_TRACKERS:
@@ -131,10 +131,10 @@ class SlotTracker:
             raise TrackerError(
                 409, f"Request {request_id} already exists (assigned to worker {_ref(*at)})"
             )
-        if sum(len(one.load) for one in self._trackers.values()) >= MOST_REQUESTS:
+        if sum(len(tracker.load) for tracker in self._trackers.values()) >= MOST_REQUESTS:
             raise TrackerError(429, f"{MOST_REQUESTS:,} requests are the maximum")
         hashes = tuple(map(to_unsigned, body["sequence_hashes"]))
-        total = sum(one.load.hashes for one in self._trackers.values())
+        total = sum(tracker.load.hashes for tracker in self._trackers.values())
         fits = total + len(hashes) <= MOST_HASHES
         tracker.load.book(
             request_id,
