@@ -433,17 +433,21 @@ def _check_prompts(prompts: list[Any], name: str) -> None:
         raise RequestError(400, "out_of_range", name, problem)
 
 
+def _text_of_messages(messages: list[ChatMessage] | None) -> str:
+    if messages is None:
+        raise RequestError(400, "missing_field", "input", "is required")
+    _text_only(messages)
+    contents = (message.content for message in messages)
+    return "".join(content for content in contents if isinstance(content, str))
+
+
 def _embedding_prompts(
     fields: EmbeddingFields, value: str | list[Any] | None
 ) -> tuple[tuple[str | Sequence[int], ...], str | None]:
     """The inputs of a request for embeddings, and why only the engine can read them, if so."""
     if value is None:
-        if fields.messages is None:
-            raise RequestError(400, "missing_field", "input", "is required")
-        _text_only(fields.messages)
-        contents = (message.content for message in fields.messages)
-        texts = "".join(content for content in contents if isinstance(content, str))
-        return (texts,), "cache overlap not modelled: the engine renders the messages"
+        text = _text_of_messages(fields.messages)
+        return (text,), "cache overlap not modelled: the engine renders the messages"
     if isinstance(value, list) and value and isinstance(value[0], dict):
         # SGLang: objects with a text, an image or both.
         _check_prompts(value, "input")

@@ -82,10 +82,7 @@ class ResponsesRequest(ChatRequest):
 def parse_responses_request(body: Mapping[str, Any]) -> ResponsesRequest:
     """A request of the Responses API; as `parse_chat_request`."""
     document = dict(body)
-    for name, instead in _STATEFUL.items():
-        if document.get(name):
-            problem = f"is not supported, since responses are not kept: {instead}"
-            raise RequestError(400, "not_supported", name, problem)
+    _check_stateless(document)
     fields = convert(without_nulls(document), ResponsesFields)
     chat = _ResponsesChat()
     if fields.instructions:
@@ -111,6 +108,13 @@ def parse_responses_request(body: Mapping[str, Any]) -> ResponsesRequest:
         template_args=with_effort(fields.chat_template_kwargs, fields.reasoning.effort),
         not_modelled=chat.reason,
     )
+
+
+def _check_stateless(document: Mapping[str, Any]) -> None:
+    for name, instead in _STATEFUL.items():
+        if document.get(name):
+            problem = f"is not supported, since responses are not kept: {instead}"
+            raise RequestError(400, "not_supported", name, problem)
 
 
 class _ResponsesChat(TranslatedChat):

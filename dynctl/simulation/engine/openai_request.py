@@ -425,18 +425,23 @@ def _handoff(extra: EngineFields, config: EngineConfig) -> tuple[RemoteKv | None
     params = params or KvTransferParams()
     hold = params.do_remote_decode or False
     remote = _remote_kv(params) if params.do_remote_prefill else None
+    _check_role(config, hold=hold, pulls=remote is not None)
+    return remote, hold, None
+
+
+def _check_role(config: EngineConfig, *, hold: bool, pulls: bool) -> None:
+    """Raise ApiError where an engine of this role has no such side of a hand-off."""
     if hold and config.role == "decode":
         raise _wrong_role(config, "kv_transfer_params.do_remote_decode", "prefill")
-    if remote is not None and config.role == "prefill":
+    if pulls and config.role == "prefill":
         raise _wrong_role(config, "kv_transfer_params.do_remote_prefill", "decode")
-    if config.role == "decode" and remote is None and not config.can_prefill:
+    if config.role == "decode" and not pulls and not config.can_prefill:
         raise ApiError(
             400,
             f"engine {config.name} is a decode engine that cannot prefill; expected "
             "kv_transfer_params with do_remote_prefill, or a bootstrap_room",
             param="kv_transfer_params",
         )
-    return remote, hold, None
 
 
 def _bootstrap(

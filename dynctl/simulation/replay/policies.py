@@ -66,12 +66,8 @@ def policies(given: Sequence[str]) -> tuple[list[ReplayPolicy], list[str]]:
 
 
 def _policy(text: str) -> tuple[ReplayPolicy, Sequence[str]]:
-    base, *settings = (part.strip() for part in text.split(","))
-    label, colon, rest = base.partition(":")
-    if colon and _LABEL.fullmatch(label) and not Path(base).exists():
-        base = rest
-    else:
-        label = ""
+    typed_base, *settings = (part.strip() for part in text.split(","))
+    label, base = _split_label(typed_base)
     typed = f"--policy {text}"
     flags: dict[str, str | bool] = {}
     values, preset = _base_settings(base, typed)
@@ -110,6 +106,14 @@ def _flag(typed: str, name: str, value: Any) -> dict[str, str | bool]:
     if not isinstance(value, (str, int, float)) and value is not None:
         raise UsageProblem(f"{typed}: {name}: expected a single value, got {type(value).__name__}")
     return {flag: "none" if value is None else str(value)}
+
+
+def _split_label(base: str) -> tuple[str, str]:
+    """The label before a name or a file, empty without one, and the rest."""
+    label, colon, rest = base.partition(":")
+    if colon and _LABEL.fullmatch(label) and not Path(base).exists():
+        return label, rest
+    return "", base
 
 
 def _base_settings(base: str, typed: str) -> tuple[Mapping[str, Any], str | None]:

@@ -78,10 +78,7 @@ class _Workers:
                 if self._model not in (None, record.model):
                     continue
                 requests += 1
-                if self._start is None:
-                    self._start = record.at
-                if self._known and not self._begun:
-                    self._begin()
+                self._arrive(record)
                 kept = len(self.changes)
                 if requests == limit:
                     break
@@ -96,6 +93,12 @@ class _Workers:
         if not self._begun:
             self._begin()
         del self.changes[kept:]
+
+    def _arrive(self, request: Arrived) -> None:
+        if self._start is None:
+            self._start = request.at
+        if self._known and not self._begun:
+            self._begin()
 
     def gets_pairs(self, name: str) -> bool:
         """Whether a prefill worker gets requests together with a decode worker; one without
