@@ -102,31 +102,51 @@ def network_reason(error: BaseException) -> str:
     own ("All connection attempts failed"); it is found in the chain of causes. asyncio hides it
     behind the address ("Connect call failed"), and several in one text; all are named.
     """
+    chain = list(_causes(error))
+    for cause in chain:
+        reason = _known_reason(cause)
+        if reason is not None:
+            return reason
+    late = any(isinstance(cause, TimeoutError) for cause in chain)
+    return single_line(str(error)) or (NO_RESPONSE if late else "the connection failed")
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and what caused it, at most eight; of a group the first."""
     inner: BaseException | None = error
-    late = False
     for _ in range(8):
-        late = late or isinstance(inner, TimeoutError)
-        if (problem := getattr(inner, "verify_message", None)) is not None:
-            return f"{UNTRUSTED}: {single_line(problem)}"
-        if type(inner).__name__ == "gaierror":
-            return _name_problem(inner)
-        # ZMQ's errors have the system's numbers, too.
-        number = getattr(inner, "errno", None)
-        if isinstance(number, int):
-            # TLS has separate numbers.
-            tls = type(inner).__module__ == "ssl"
-            if tls and (name := getattr(inner, "reason", None)):
-                return f"TLS: {single_line(name.lower().replace('_', ' '))}"
-            known = number in errno.errorcode and not tls
-            text = _of_number(number) if known else getattr(inner, "strerror", None)
-            return single_line(text or str(inner))
-        if isinstance(inner, OSError) and (numbers := _NUMBER.findall(str(inner))):
-            return ", ".join(dict.fromkeys(_of_number(int(number)) for number in numbers))
+        if inner is None:
+            return
+        yield inner
         if isinstance(inner, BaseExceptionGroup):
             inner = inner.exceptions[0]
-        elif inner is not None:
+        else:
             inner = inner.__cause__ or inner.__context__
-    return single_line(str(error)) or (NO_RESPONSE if late else "the connection failed")
+
+
+def _known_reason(error: BaseException) -> str | None:
+    """The reason that the error itself has; None if only its causes can have one."""
+    if (problem := getattr(error, "verify_message", None)) is not None:
+        return f"{UNTRUSTED}: {single_line(problem)}"
+    if type(error).__name__ == "gaierror":
+        return _name_problem(error)
+    # ZMQ's errors have the system's numbers, too.
+    number = getattr(error, "errno", None)
+    if isinstance(number, int):
+        return _numbered_reason(error, number)
+    if isinstance(error, OSError) and (numbers := _NUMBER.findall(str(error))):
+        return ", ".join(dict.fromkeys(_problem_of_number(int(number)) for number in numbers))
+    return None
+
+
+def _numbered_reason(error: BaseException, number: int) -> str:
+    # TLS has separate numbers.
+    tls = type(error).__module__ == "ssl"
+    if tls and (name := getattr(error, "reason", None)):
+        return f"TLS: {single_line(name.lower().replace('_', ' '))}"
+    known = number in errno.errorcode and not tls
+    text = _problem_of_number(number) if known else getattr(error, "strerror", None)
+    return single_line(text or str(error))
 
 
 _NUMBER: Final = re.compile(r"\[Errno (\d+)\]")
@@ -151,11 +171,13 @@ _NETWORK_PROBLEMS: Final = {
 
 def known_network_reason(text: str) -> str:
     """The usual problem that a library's text about a connection contains; else empty."""
-    found = (reason for number, reason in _NETWORK_PROBLEMS.items() if os.strerror(number) in text)
-    return next(found, "")
+    reasons = (
+        reason for number, reason in _NETWORK_PROBLEMS.items() if os.strerror(number) in text
+    )
+    return next(reasons, "")
 
 
-def _of_number(number: int) -> str:
+def _problem_of_number(number: int) -> str:
     """The problem of a socket for an error number of the system."""
     known = _NETWORK_PROBLEMS.get(number) or _FILE_PROBLEMS.get(number)
     return known or os.strerror(number)
@@ -230,25 +252,28 @@ def file_problem(error: OSError, what: str = "file", *, writing: bool = False) -
 
     ``what``: the kind of file that was expected, ``file`` or ``directory``.
     """
-    if isinstance(error, FileNotFoundError) and error.filename == "-" and not writing:
-        return "standard input is not supported here; expected a file"
     if isinstance(error, FileNotFoundError):
-        return "its directory does not exist" if writing else f"the {what} does not exist"
-    if isinstance(error, NotARegularFile):
-        return "is a pipe or a device; expected a file"
-    if isinstance(error, SilentPipe):
-        return "is a pipe that did not end in time; expected a file"
-    if isinstance(error, IsADirectoryError):
-        return "is a directory; expected a file"
-    if isinstance(error, NotADirectoryError):
-        return "a part of the path is not a directory"
+        if writing:
+            return "its directory does not exist"
+        if error.filename == "-":
+            return "standard input is not supported here; expected a file"
+        return f"the {what} does not exist"
     if isinstance(error, PermissionError):
         return f"no permission to {'write' if writing else 'read'} it"
-    if isinstance(error, FileExistsError):
-        return "the file exists already"
-    if isinstance(error, LinkedFile):
-        return "is a symbolic link; expected a file"
+    for kind, problem in _FILE_ERRORS.items():
+        if isinstance(error, kind):
+            return problem
     return _FILE_PROBLEMS.get(error.errno or 0) or error.strerror or str(error)
+
+
+_FILE_ERRORS: Final = {
+    NotARegularFile: "is a pipe or a device; expected a file",
+    SilentPipe: "is a pipe that did not end in time; expected a file",
+    IsADirectoryError: "is a directory; expected a file",
+    NotADirectoryError: "a part of the path is not a directory",
+    FileExistsError: "the file exists already",
+    LinkedFile: "is a symbolic link; expected a file",
+}
 
 
 @contextlib.contextmanager

@@ -25,18 +25,16 @@ def resolve_worker(text: str, workers: Iterable[tuple[int, str]]) -> int:
     exact = exact or [worker_id for worker_id, _ in known if worker_id in _as_ids(wanted)]
     if exact:
         return exact[0]
-    found = [
-        (worker_id, name)
-        for worker_id, name in known
-        if len(wanted) >= MIN_SUFFIX
-        and (name.endswith(wanted) or f"{worker_id:016x}".endswith(wanted.lower()))
-    ]
-    if len(found) == 1:
-        return found[0][0]
-    if found:
-        raise UsageProblem(
-            f"worker {text!r} is ambiguous: {len(found)} workers end in it", _listed(found)
-        )
+    matching = []
+    if len(wanted) >= MIN_SUFFIX:
+        for worker_id, name in known:
+            if name.endswith(wanted) or f"{worker_id:016x}".endswith(wanted.lower()):
+                matching.append((worker_id, name))
+    if len(matching) == 1:
+        return matching[0][0]
+    if matching:
+        text = f"worker {text!r} is ambiguous: {len(matching)} workers end in it"
+        raise UsageProblem(text, _listed(matching))
     if not known:
         raise UsageProblem(f"worker {text!r}: no worker is registered")
     raise UsageProblem(

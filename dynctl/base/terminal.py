@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from textwrap import wrap
-from typing import Final, TypeVar, cast
+from typing import Final, TextIO, TypeVar, cast
 
 Value = TypeVar("Value")
 
@@ -92,20 +92,24 @@ def say(message: str) -> None:
 
 
 #: Narrower terminals get lines of this length and wrap them.
-_LEAST_WIDTH: Final = 64
+MIN_WIDTH: Final = 64
+#: Of a terminal that does not report its width.
+DEFAULT_WIDTH: Final = 80
 #: How further lines of a message begin: below the text of a note.
 _GOES_ON: Final = " " * 6
 
 
-def message_width() -> int | None:
-    """Columns of messages on stderr: COLUMNS, else its terminal's; None in a pipe without it."""
+def stream_width(stream: TextIO) -> int | None:
+    """Columns of a stream: COLUMNS, else its terminal's; None in a pipe without it."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isdigit() and int(columns) > 0:
-        return max(_LEAST_WIDTH, int(columns))
-    try:
-        return max(_LEAST_WIDTH, os.get_terminal_size(sys.stderr.fileno()).columns or 80)
-    except (OSError, ValueError):
+        return max(MIN_WIDTH, int(columns))
+    if not stream.isatty():
         return None
+    try:
+        return max(MIN_WIDTH, os.get_terminal_size(stream.fileno()).columns or DEFAULT_WIDTH)
+    except (OSError, ValueError):
+        return DEFAULT_WIDTH
 
 
 def wrapped(text: str, width: int, indent: str) -> list[str]:
@@ -128,7 +132,7 @@ def wrapped(text: str, width: int, indent: str) -> list[str]:
 def advise(message: str) -> None:
     """Write a note, a warning or another sentence for the user to stderr, wrapped at words. In a
     pipe it stays one line, for programs that read lines."""
-    width = message_width()
+    width = stream_width(sys.stderr)
     if width is not None:
         sys.stderr.write("\n".join(wrapped(printable(message), width, _GOES_ON)) + "\n")
         return

@@ -219,14 +219,14 @@ def _report(error: BaseException) -> int:
 
 def _say(message: str, hint: str = "", file: Any = None) -> None:
     """Write a message and its hint to stderr, wrapped at words; `file`: a page, as it is."""
-    from dynctl.base.terminal import message_width, printable, printable_lines, wrapped
+    from dynctl.base.terminal import printable, printable_lines, stream_width, wrapped
 
     if file is not None:
         file.write(printable_lines(message) + "\n")
         return
     message = printable(message)
     # COLUMNS, else the terminal of stderr; 80 in a pipe.
-    width = message_width() or 80
+    width = stream_width(sys.stderr) or 80
     lines = wrapped(message, width, " " * 7)
     for line in map(printable, hint.splitlines()):
         lines += wrapped("  " + line, width, " " * 6)

@@ -11,17 +11,12 @@ from textwrap import wrap
 from typing import TextIO
 
 from dynctl.base.options import GlobalOptions, OutputFormat
+from dynctl.base.terminal import DEFAULT_WIDTH, stream_width
 
 _TIED = "\N{NO-BREAK SPACE}%"
 
-#: Width of a screen (not of a list) if the terminal's width is unknown.
-DEFAULT_WIDTH = 80
-#: The same with ``-o wide``.
+#: Width of a screen (not of a list) in a pipe with ``-o wide``.
 WIDE_WIDTH = 160
-#: Narrower terminals get lines of this length and wrap them.
-MIN_WIDTH = 64
-
-
 #: Values of TERM whose fonts often lack block characters.
 _NO_BLOCKS = ("dumb", "linux")
 
@@ -94,17 +89,5 @@ class Canvas:
         wide = options.output is OutputFormat.WIDE
         encoding = (getattr(stream, "encoding", None) or "").lower().replace("-", "")
         blocks = terminal and encoding == "utf8" and os.environ.get("TERM") not in _NO_BLOCKS
-        width = _width(stream, terminal)
+        width = stream_width(stream)
         return cls(width, wide, terminal and not plain, unicode=blocks)
-
-
-def _width(stream: TextIO, terminal: bool) -> int | None:
-    columns = os.environ.get("COLUMNS", "")
-    if columns.isdigit() and int(columns) > 0:
-        return max(MIN_WIDTH, int(columns))
-    if not terminal:
-        return None
-    try:
-        return max(MIN_WIDTH, os.get_terminal_size(stream.fileno()).columns)
-    except (OSError, ValueError):
-        return DEFAULT_WIDTH

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from unicodedata import combining, east_asian_width
+from rich.cells import get_character_cell_size
 
 
 def cells(text: str) -> int:
     """Cells that ``text`` takes on a terminal."""
-    return len(text) if text.isascii() else sum(map(_cells, text))
-
-
-def _cells(character: str) -> int:
-    if combining(character):
-        return 0
-    return 2 if east_asian_width(character) in ("W", "F") else 1
+    return len(text) if text.isascii() else sum(map(get_character_cell_size, text))
 
 
 def padded(text: str, width: int, *, right: bool = False) -> str:
@@ -28,7 +22,7 @@ def beginning(text: str, width: int) -> str:
         return text[: max(0, width)]
     used = 0
     for place, character in enumerate(text):
-        used += _cells(character)
+        used += get_character_cell_size(character)
         if used > width:
             return text[:place]
     return text
@@ -40,7 +34,7 @@ def ending(text: str, width: int) -> str:
         return text[len(text) - min(len(text), max(0, width)) :]
     used = 0
     for place in range(len(text) - 1, -1, -1):
-        used += _cells(text[place])
+        used += get_character_cell_size(text[place])
         if used > width:
             return text[place + 1 :]
     return text

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from textwrap import wrap
@@ -20,6 +21,7 @@ from textual.app import App, ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.message import Message
+from textual.theme import Theme
 from textual.widgets import Input
 
 from dynctl.base.errors import DynctlError, ExitCode, UsageProblem, file_problem
@@ -33,22 +35,47 @@ from dynctl.sources.alerts import AlertBoard
 from dynctl.sources.domains import DomainBoard
 from dynctl.sources.source import LiveSource
 from dynctl.top.custody import ReadChain, registered_chain
-from dynctl.top.details import Details, Shown, read_page, row_name
+from dynctl.top.details import read_page
 from dynctl.top.filter import RowFilter
 from dynctl.top.header import State, header
 from dynctl.top.history import History
 from dynctl.top.keys import BINDINGS, FOOTER, OWN, help_text
-from dynctl.top.layout import CSS, THEME, heights
+from dynctl.top.layout import heights
 from dynctl.top.marks import BAD, BLOCKS, BOLD, CURSOR, DIM, Line, plain
-from dynctl.top.panels.alerts import AlertPanel, alert_picture
-from dynctl.top.panels.decisions import DecisionPanel, decision_picture
-from dynctl.top.panels.domains import DomainPanel, domain_picture
+from dynctl.top.panels.all import PANELS
+from dynctl.top.panels.content import AnyContent, Scene
 from dynctl.top.panels.panel import AnyPanel, Panel
-from dynctl.top.panels.workers import WorkerPanel, worker_picture
+from dynctl.top.panels.row_details import Details
 from dynctl.top.process_log import ReadLog, unread_log
 from dynctl.top.side import FROM_WIDTH, side_lines
 from dynctl.top.thresholds import ThresholdScreen
 from dynctl.top.widgets import Lines, Prompt, TextScreen
+
+#: The terminal's own colours, so that it looks right on dark and on light ones, and on 16 colours.
+THEME: Final = Theme(
+    name="terminal",
+    primary="ansi_blue",
+    secondary="ansi_cyan",
+    warning="ansi_yellow",
+    error="ansi_red",
+    success="ansi_green",
+    accent="ansi_cyan",
+    foreground="ansi_default",
+    background="ansi_default",
+    surface="ansi_default",
+    panel="ansi_default",
+    boost="ansi_default",
+)
+
+CSS: Final = """
+Screen { layout: vertical; background: ansi_default; overflow: hidden; }
+#head { height: 2; }
+#prompt { display: none; }
+#jump { display: none; }
+#body { height: 1fr; }
+#panels { width: 1fr; }
+#side { display: none; height: 1fr; }
+"""
 
 RATES: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
 #: From this height on the hint below the panels has two lines.
@@ -103,6 +130,7 @@ class TopApp(App[int]):
         self.paused = False
         self.snapshot: Snapshot | None = None
         self.view: DomainView | None = None
+        self._scene: Scene | None = None
         self.alerts: tuple[Alert, ...] = ()
         self.wall = wall
         self._monotonic = clock
@@ -115,16 +143,12 @@ class TopApp(App[int]):
         self._board = DomainBoard()
         self._alert_board = AlertBoard()
         self._history = History()
-        self.domains = DomainPanel(1, id="domains")
-        self.workers_panel = WorkerPanel(2, id="workers")
-        self.decisions = DecisionPanel(3, id="decisions")
-        self.alerts_panel = AlertPanel(4, id="alerts")
-        self.panels: tuple[AnyPanel, ...] = (
-            self.domains,
-            self.workers_panel,
-            self.decisions,
-            self.alerts_panel,
+        self.panels: tuple[AnyPanel, ...] = tuple(
+            Panel(number, content()) for number, content in enumerate(PANELS, start=1)
         )
+        by_name = {panel.id: panel for panel in self.panels}
+        self.domains, self.workers_panel = by_name["domains"], by_name["workers"]
+        self.decisions, self.alerts_panel = by_name["decisions"], by_name["alerts"]
         self._last_panel: AnyPanel = self.decisions
         self._head = Lines(id="head")
         self._head_lines = 2
@@ -206,20 +230,19 @@ class TopApp(App[int]):
         transfers = self._history.recent_transfers(snapshot) if recent else None
         view = self.view = self._board.view(snapshot, self._domain, transfers)
         self.alerts = self._alert_board.alerts(snapshot, self._board.capacity(snapshot))
-        now = self.wall()
-        self.workers_panel.every_s = snapshot.load_every_s
-        workers = {row.name: row for row in snapshot.workers}
         values = {row.domains.get(view.domain or "") for row in snapshot.workers}
-        zones = tuple(sorted(value for value in values if value))
+        self._scene = Scene(
+            snapshot,
+            view,
+            self.alerts,
+            self.wall(),
+            self._history,
+            watched if recent else 0.0,
+            self.size.width - self._side_width,
+            tuple(sorted(value for value in values if value)),
+        )
         for panel in self.panels:
-            panel.faded = bool(snapshot.problem)
-            panel.zones, panel.members = zones, workers
-        since = watched if recent else 0.0
-        width = self.size.width - self._side_width
-        self.domains.show(domain_picture(view, snapshot, self._history, since, width))
-        self.workers_panel.show(worker_picture(snapshot, view.domain, width))
-        self.decisions.show(decision_picture(snapshot, view.domain, now, width))
-        self.alerts_panel.show(alert_picture(self.alerts, now))
+            panel.show(self._scene)
         self._show_side()
         self._arrange()
         self._show_frame()
@@ -240,7 +263,7 @@ class TopApp(App[int]):
         self._side.styles.width = width
         size = (width, max(0, self.size.height - self._head_lines - 2))
         decisions, workers = self.decisions.rows, self.workers_panel.rows
-        zones = self.workers_panel.zones
+        zones = self.workers_panel.content.zones
         lines = side_lines(self.snapshot, self.view, decisions, workers, zones, BLOCKS, size)
         self._side.show(lines)
 
@@ -272,11 +295,11 @@ class TopApp(App[int]):
         if self._hint.styles.height is None or self._hint.styles.height.value != hint:
             self._hint.styles.height = hint
         total = self.size.height - self._head_lines - 1 - hint - typing
-        wishes = [one.wish for one in self.panels]
+        wishes = [each.wish for each in self.panels]
         given = heights(total, wishes, self.panels.index(panel), zoomed=self._zoomed)
-        for one, height in zip(self.panels, given, strict=True):
-            if one.styles.height is None or one.styles.height.value != height:
-                one.styles.height = height
+        for each, height in zip(self.panels, given, strict=True):
+            if each.styles.height is None or each.styles.height.value != height:
+                each.styles.height = height
 
     def _show_frame(self) -> None:
         width = self.size.width
@@ -310,7 +333,7 @@ class TopApp(App[int]):
         cursor."""
         snapshot, panel = self.snapshot, self.focused_panel
         row = panel.current
-        text, style = (panel.hint(row) if row is not None else ""), DIM
+        text, style = (panel.content.hint(row) if row is not None else ""), DIM
         if snapshot is not None and snapshot.problem:
             text, style = snapshot.problem, BAD
         room = max(1, width - 2)
@@ -389,19 +412,18 @@ class TopApp(App[int]):
 
     def _jump_to(self, text: str) -> None:
         wanted = text.lower()
-        for panel in self.panels:
-            name = panel.id or ""
-            if wanted == str(panel.number) or (len(wanted) > 1 and name.startswith(wanted)):
-                self.screen.set_focus(panel)
-                return
+        panel = self._named_panel(wanted)
+        if panel is not None:
+            self.screen.set_focus(panel)
+            return
         entry = catalogue().get(text.upper())
         if entry is not None:
             self.push_screen(TextScreen(entry.code, partial(read_page, entry.code)))
             return
         workers = [(row.worker_id, row.name) for row in self.workers_panel.picture.rows]
         with contextlib.suppress(UsageProblem):
-            found = resolve_worker(text, workers)
-            self._go_to(self.workers_panel, lambda row: row.worker_id == found)
+            worker_id = resolve_worker(text, workers)
+            self._go_to(self.workers_panel, lambda row: row.worker_id == worker_id)
             return
         if any(line.id.endswith(wanted) for line in self.decisions.picture.rows):
             self._go_to(self.decisions, lambda line: line.id.endswith(wanted))
@@ -411,6 +433,14 @@ class TopApp(App[int]):
             self._go_to(self.workers_panel, lambda row: row.name == matching[0])
             return
         self.show_message(f"no panel, worker, decision or code matches {text[:40]!r}")
+
+    def _named_panel(self, wanted: str) -> AnyPanel | None:
+        """The panel with this number, or whose name begins so."""
+        for panel in self.panels:
+            begins = len(wanted) > 1 and panel.content.NAME.startswith(wanted)
+            if wanted == str(panel.number) or begins:
+                return panel
+        return None
 
     def _go_to(self, panel: AnyPanel, wanted: Callable[[Any], bool]) -> None:
         """Focus a row; a filter that hides it is dropped."""
@@ -480,11 +510,11 @@ class TopApp(App[int]):
         self._push_details("", self._details.describe)
 
     def action_yaml(self) -> None:
-        self._push_details(" as YAML", lambda row, _: self._details.yaml(row))
+        self._push_details(" as YAML", lambda content, row, _: self._details.yaml(row))
 
     def action_log(self) -> None:
         """``l``: what happened to the row under the cursor, newest first."""
-        self._push_details(": log", lambda row, shown: self._details.log(row, shown, self.alerts))
+        self._push_details(": log", self._details.log)
 
     def action_help(self) -> None:
         self.push_screen(TextScreen("help", _read_help))
@@ -510,13 +540,15 @@ class TopApp(App[int]):
     def action_index(self, every: int) -> None:
         self.run_worker(self._read_index(every=bool(every)), group="index", exclusive=True)
 
-    def _push_details(self, title: str, read: Callable[[Any, Shown], Any]) -> None:
-        row = self.focused_panel.current
-        if row is None or self.snapshot is None or self.view is None:
+    def _push_details(self, title: str, read: Callable[[AnyContent, Any, Scene], Any]) -> None:
+        panel, scene = self.focused_panel, self._scene
+        row = panel.current
+        if row is None or scene is None:
             self.show_message(_NO_ROW)
             return
-        shown = Shown(self.snapshot, self.view, self.wall())
-        self.push_screen(TextScreen(row_name(row) + title, partial(read, row, shown)))
+        scene = replace(scene, now=self.wall())
+        title = panel.content.row_name(row) + title
+        self.push_screen(TextScreen(title, partial(read, panel.content, row, scene)))
 
     async def _export(self) -> None:
         """``e``: save the source's view to a new file."""

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
-from dynctl.base.errors import DynctlError
 from dynctl.documents.snapshot import (
     Alert,
     DecisionLine,
-    DecisionReport,
     DomainRow,
     DomainView,
     Part,
@@ -26,22 +22,13 @@ from dynctl.findings.pages import page as page_of
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.checks import code_page
 from dynctl.screens.columns import table
-from dynctl.screens.decisions import cached_text, clock, decision_report, outcome_text, places
+from dynctl.screens.decisions import cached_text, clock, outcome_text, places
 from dynctl.screens.numbers import age, amount, count, plural
-from dynctl.screens.render import yaml_text
-from dynctl.screens.route import ExplainScreen
 from dynctl.screens.topology import policy_text, topology_notes
 from dynctl.screens.workers import rank_loads, worker_detail, worker_status
-from dynctl.sources.source import LiveSource
 from dynctl.top.columns import worker_table
-from dynctl.top.custody import ReadChain
-from dynctl.top.process_log import ReadLog, unread_log
 
 _LABEL: Final = 14
-_LOGS: Final = (
-    "The log of a worker's process: l on the worker. All decisions as they are made: dynctl "
-    "decisions tail."
-)
 _CLUSTER: Final = "dynctl top .. --kube-context NAME -n NAMESPACE shows the links before the card"
 _WINNER_ONLY: Final = (
     "A live Dynamo reports the chosen workers only, not the other candidates. To see all "
@@ -58,143 +45,13 @@ _STATES: Final = {
 #: The snapshot parts that a worker's numbers come from.
 _PARTS: Final = ("workers", "load", "index", "waiting")
 
-Row = DomainRow | WorkerRow | DecisionLine | Alert
 Draw = Callable[[Canvas], str]
 """Text for a canvas; called again when the width changes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """What the dashboard shows. ``now``: wall-clock seconds."""
-
-    snapshot: Snapshot
-    view: DomainView
-    now: float
-
-
-class Details:
-    """Texts about rows. ``source`` explains decisions, ``chain`` reads chains of custody, ``logs``
-    the logs of processes."""
-
-    def __init__(self, source: LiveSource, chain: ReadChain, logs: ReadLog = unread_log) -> None:
-        self._source = source
-        self._chain = chain
-        self._logs = logs
-
-    async def open(self, row: Row, shown: Shown) -> Draw:
-        """Enter: a worker's load, card and chain; a decision explained; a finding.
-
-        Raises DynctlError.
-        """
-        match row:
-            case WorkerRow():
-                chain = await asyncio.to_thread(self._chain, row)
-                return lambda canvas: card_text(row, chain, canvas)
-            case DecisionLine() if row.complete:
-                result = await self._source.decision(row)
-                return lambda canvas: ExplainScreen()(result, canvas)
-            case _:
-                return await self.describe(row, shown)
-
-    async def describe(self, row: Row, shown: Shown) -> Draw:
-        """``d``: all that is known about a row."""
-        snapshot, view, now = shown.snapshot, shown.view, shown.now
-        match row:
-            case DomainRow():
-                return lambda canvas: domain_text(row, view, snapshot, canvas)
-            case WorkerRow():
-                return lambda canvas: worker_text(row, snapshot, now, canvas)
-            case DecisionLine():
-                return lambda canvas: decision_text(row, view.domain, canvas)
-            case Alert():
-                return lambda canvas: alert_text(row, now, canvas)
-
-    async def log(self, row: Row, shown: Shown, alerts: Sequence[Alert]) -> Draw:
-        """``l``: the decisions and findings about a row, newest first, and a worker's own log."""
-        own = await asyncio.to_thread(self._process_log, row) if isinstance(row, WorkerRow) else []
-        return lambda canvas: "\n".join(
-            [log_text(row, shown, alerts, canvas), "", *_own_log(own, canvas)]
-        )
-
-    def _process_log(self, worker: WorkerRow) -> Sequence[str]:
-        """The name of the log and its lines, or why it is not read and what to do."""
-        try:
-            return self._logs(worker)
-        except DynctlError as error:
-            return [error.message, *error.hint.splitlines()]
-
-    async def yaml(self, row: Row) -> Draw:
-        """``y``: the row as YAML."""
-        text = yaml_text(row)
-        return lambda _: text
-
-
-def row_name(row: Row) -> str:
-    """A row's name in titles."""
-    match row:
-        case DomainRow():
-            return row.value or NO_DOMAIN
-        case WorkerRow():
-            return row.name
-        case DecisionLine():
-            return f"decision {row.id}"
-        case Alert():
-            return f"{row.code} {row.subject}"
 
 
 async def read_page(code: str) -> Draw:
     """The page of a finding's code."""
     return lambda canvas: code_page(page_of(catalogue()[code]), canvas).rstrip("\n")
-
-
-def log_text(row: Row, shown: Shown, alerts: Sequence[Alert], canvas: Canvas) -> str:
-    """What the source reported about a row: findings, then decisions with their reasons.
-
-    A worker's row has the decisions for it, a domain's those of its workers, a decision's those
-    that chose one of the same workers, and a finding's those for its subject.
-    """
-    names = _workers_of(row)
-    about = [one for one in alerts if not names or one.subject in names or one is row]
-    decisions = [
-        line
-        for line in shown.snapshot.decisions
-        if line is row or names & {r.worker for r in (line.prefill, line.decode) if r is not None}
-    ]
-    lines = [canvas.bold(f"findings ({len(about)})")]
-    for alert in about:
-        since = "" if alert.since is None else f"since {clock(alert.since, tenths=False)} "
-        lines += canvas.paragraph(f"{since}{alert.code} {alert.subject}: {alert.message}")
-    of = f"{len(decisions)} of the last {len(shown.snapshot.decisions)}"
-    lines += ["", canvas.bold(f"decisions ({of})")]
-    if decisions:
-        report = DecisionReport(shown.snapshot.source, decisions)
-        lines += decision_report(report, canvas).split("\n")
-    else:
-        lines.append("  none")
-    return "\n".join(lines)
-
-
-def _own_log(lines: Sequence[str], canvas: Canvas) -> Iterator[str]:
-    """The log of a worker's process; a row that is no worker has none."""
-    if not lines:
-        yield from canvas.paragraph(_LOGS, first="")
-        return
-    place, *rest = lines
-    yield canvas.bold("log of the process")
-    yield from canvas.paragraph(place)
-    yield from (f"  {line}" for line in rest)
-
-
-def _workers_of(row: Row) -> set[str]:
-    match row:
-        case DomainRow():
-            return set(row.capacity.workers)
-        case WorkerRow():
-            return {row.name}
-        case DecisionLine():
-            return {ref.worker for ref in (row.prefill, row.decode) if ref is not None}
-        case Alert():
-            return {row.subject}
 
 
 def card_text(worker: WorkerRow, chain: CustodyRow, canvas: Canvas) -> str:

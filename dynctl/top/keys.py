@@ -8,12 +8,13 @@ from textual.binding import Binding, BindingType
 
 from dynctl.base.errors import ExitCode
 from dynctl.screens.canvas import Canvas
+from dynctl.top.panels.all import PANELS
 
 #: Handled before the widget in focus, so that fast keystrokes act in their order.
 BINDINGS: Final[list[BindingType]] = [
     Binding(key, action, show=False, priority=True)
     for key, action in (
-        *((str(number), f"panel({number})") for number in range(1, 5)),
+        *((str(number), f"panel({number})") for number in range(1, len(PANELS) + 1)),
         ("tab", "next_panel(1)"),
         ("shift+tab", "next_panel(-1)"),
         ("slash", "filter('')"),
@@ -47,14 +48,17 @@ OWN: Final = frozenset(
 
 #: The line of keys; the first that fits is shown.
 FOOTER: Final = (
-    "1-4 panels  / filter  : go to  s sort  g group  ↵ open  d describe  l log  y yaml  "
-    "t thresholds  e export  p pause  r rate  ? help  q quit",
-    "1-4 panels / filter : go to s sort ↵ open l log t thresholds ? help q quit",
+    f"1-{len(PANELS)} panels  / filter  : go to  s sort  g group  ↵ open  d describe  l log  "
+    "y yaml  t thresholds  e export  p pause  r rate  ? help  q quit",
+    f"1-{len(PANELS)} panels / filter : go to s sort ↵ open l log t thresholds ? help q quit",
 )
 
 
 KEYS: Final = (
-    ("1 2 3 4", "go to domains, workers, decisions, alerts; again: show only this panel"),
+    (
+        " ".join(str(number) for number in range(1, len(PANELS) + 1)),
+        f"go to {', '.join(panel.NAME for panel in PANELS)}; again: show only this panel",
+    ),
     ("Tab", "go to the next panel"),
     ("up down PgUp PgDn", "move through the rows (also j k space Home End)"),
     ("Enter", "open the row: zoom on a domain, a worker, a decision explained, a finding"),

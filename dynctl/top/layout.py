@@ -1,12 +1,10 @@
-"""Heights of the panels, and the colours: the panel in focus gets the room first."""
+"""Heights of the panels: the panel in focus gets the room first."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
-
-from textual.theme import Theme
 
 #: Lines of a panel that only shows its title.
 TITLE: Final = 1
@@ -63,30 +61,3 @@ def heights(total: int, wishes: Sequence[Wish], focused: int, *, zoomed: bool = 
         give(place, wishes[place].natural)
     given[focused] += left
     return given
-
-
-#: The terminal's own colours, so that it looks right on dark and on light ones, and on 16 colours.
-THEME: Final = Theme(
-    name="terminal",
-    primary="ansi_blue",
-    secondary="ansi_cyan",
-    warning="ansi_yellow",
-    error="ansi_red",
-    success="ansi_green",
-    accent="ansi_cyan",
-    foreground="ansi_default",
-    background="ansi_default",
-    surface="ansi_default",
-    panel="ansi_default",
-    boost="ansi_default",
-)
-
-CSS: Final = """
-Screen { layout: vertical; background: ansi_default; overflow: hidden; }
-#head { height: 2; }
-#prompt { display: none; }
-#jump { display: none; }
-#body { height: 1fr; }
-#panels { width: 1fr; }
-#side { display: none; height: 1fr; }
-"""

@@ -6,8 +6,8 @@ thousand rows scroll as fast as ten (docs/decisions/0019).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from rich.style import Style
@@ -17,13 +17,12 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
-from dynctl.documents.workers import WorkerRow
-from dynctl.screens.cells import padded
-from dynctl.screens.columns import GAP, Column, Fitted, fit, visible
+from dynctl.screens.columns import Column, Fitted, fit, visible
 from dynctl.screens.numbers import middle, plural
 from dynctl.top.filter import RowFilter
 from dynctl.top.layout import Wish
 from dynctl.top.marks import ACCENT, BOLD, CURSOR, DIM, PLAIN, Line, plain
+from dynctl.top.panels.content import PanelContent, Picture, Scene
 from dynctl.top.widgets import redraw, strip
 
 Row = TypeVar("Row")
@@ -35,22 +34,8 @@ _MANY: Final = 100
 _SELDOM: Final = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Picture(Generic[Row]):
-    """The content of a panel. ``above``: lines over the table. ``instead``: shown if there are no
-    rows. ``count``: how many rows there are, in the title. ``summary``: beside the title."""
-
-    rows: Sequence[Row] = ()
-    columns: Sequence[Column[Row]] = ()
-    title: str = ""
-    count: str = ""
-    summary: str = ""
-    above: Sequence[Line] = ()
-    instead: Sequence[str] = field(default_factory=tuple)
-
-
 class Panel(Widget, Generic[Row], can_focus=True):
-    """``number``: the key that moves the focus here. Subclasses define the rows."""
+    """``number``: the key that moves the focus here. ``content``: what it shows."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down,j", "move(1)", show=False),
@@ -62,26 +47,14 @@ class Panel(Widget, Generic[Row], can_focus=True):
     ]
     DEFAULT_CSS = "Panel { height: 1; }"
 
-    #: Lines that suffice while another panel is in focus; panels with a lower order come first.
-    ENOUGH: ClassVar[int] = 8
-    ORDER: ClassVar[int] = 0
-    #: Column -> cells that it always has, so that a longer word there moves no other column.
-    RESERVED: ClassVar[Mapping[str, int]] = {}
-    #: Whether a cursor on the first row stays there when new rows arrive on top.
-    FOLLOWS: ClassVar[bool] = False
-
     class Moved(Message):
         """The cursor moved, or another panel got the focus."""
 
-    def __init__(self, number: int, *, id: str) -> None:
-        super().__init__(id=id)
+    def __init__(self, number: int, content: PanelContent[Row]) -> None:
+        super().__init__(id=content.NAME)
         self.number = number
-        self.picture: Picture[Row] = Picture()
+        self.content = content
         self.filter = RowFilter()
-        #: The values of the domain that the fleet is grouped by, in the order of their colours.
-        self.zones: Sequence[str] = ()
-        #: The workers of the snapshot by name: a filter's words are about them.
-        self.members: Mapping[str, WorkerRow] = {}
         #: Whether the data is out of date.
         self.faded = False
         self.cursor = 0
@@ -101,52 +74,22 @@ class Panel(Widget, Generic[Row], can_focus=True):
         self._width = 0
         self._strips: list[Strip] = []
 
-    # -- for subclasses --------------------------------------------------------------------
-
-    def key(self, row: Row) -> Hashable:
-        """The identity of a row in successive pictures."""
-        raise NotImplementedError
-
-    def words(self, row: Row) -> str:
-        """The words that a filter can match."""
-        return " ".join(column.cell(row) for column in self.picture.columns)
-
-    def keeps(self, row: Row) -> bool:
-        """Whether the filter keeps a row."""
-        return self.filter.keeps(self.words(row).lower())
-
-    def style(self, row: Row) -> Style:
-        """The style of a row."""
-        return PLAIN
-
-    def cell_style(self, row: Row, key: str) -> Style:
-        """The style of one cell, over the row's style."""
-        return PLAIN
-
-    def pieces(self, row: Row, fitted: Fitted[Row]) -> Line:
-        """The cells of a row."""
-        pieces: list[tuple[str, Style]] = []
-        for column, width in zip(fitted.columns, fitted.widths, strict=True):
-            text = column.cell(row)
-            # Names differ at both ends, sentences at the beginning.
-            text = column.shortened(text, width)
-            shown = padded(text, width, right=column.right)
-            pieces += [(shown, self.cell_style(row, column.key)), (" " * GAP, PLAIN)]
-        return pieces[:-1]
-
-    def hint(self, row: Row) -> str:
-        """More about a row, shown below the panels while the cursor is on it."""
-        return ""
-
     # -- content ---------------------------------------------------------------------------
 
-    def show(self, picture: Picture[Row]) -> None:
-        """Show a picture; the cursor stays on its row, and columns that were there stay."""
+    @property
+    def picture(self) -> Picture[Row]:
+        """The rows and columns before filter and order."""
+        return self.content.picture
+
+    def show(self, scene: Scene) -> None:
+        """Show a scene; the cursor stays on its row, and columns that were there stay."""
+        self.faded = bool(scene.snapshot.problem)
+        picture = self.content.take(scene)
         if self._resized:  # what was measured belongs to the columns of another width
             self._resized, self._least_for = False, None
         elif picture.title == self.picture.title:
             picture = replace(picture, columns=steady(self.picture.columns, picture.columns))
-        self.picture = picture
+        self.content.picture = picture
         self._arrange()
 
     def set_filter(self, wanted: RowFilter) -> None:
@@ -174,8 +117,7 @@ class Panel(Widget, Generic[Row], can_focus=True):
     @property
     def wish(self) -> Wish:
         """The lines that the panel can fill."""
-        content = len(self._rows) + 1 if self._rows else max(1, len(self.picture.instead))
-        return Wish(1 + len(self.picture.above) + content, self.ENOUGH, self.ORDER)
+        return self.content.wish(self._rows)
 
     def sort_next(self) -> None:
         """Sort by the next visible column; after the last one, use the original order."""
@@ -204,17 +146,21 @@ class Panel(Widget, Generic[Row], can_focus=True):
 
     def _arrange(self) -> None:
         """Filter, sort, and keep the cursor on its row."""
-        rows = [row for row in self.picture.rows if not self.filter or self.keeps(row)]
+        rows = list(self.picture.rows)
+        if self.filter:
+            rows = [row for row in rows if self.content.keeps(row, self.filter)]
         rows = self._sorted(rows)
-        follows = self.FOLLOWS and self.cursor == 0 and self._sort_key is None
+        follows = self.content.FOLLOWS and self.cursor == 0 and self._sort_key is None
         self._rows = rows
         # Sorting uses the columns of the last picture until the new ones are fitted.
         self._fitted_for = 0
         if not follows and self._key is not None:
-            place = next((i for i, row in enumerate(rows) if self.key(row) == self._key), None)
+            place = next(
+                (i for i, row in enumerate(rows) if self.content.key(row) == self._key), None
+            )
             self.cursor = self.cursor if place is None else place
         self.cursor = max(0, min(self.cursor, len(rows) - 1))
-        self._key = self.key(rows[self.cursor]) if rows else None
+        self._key = self.content.key(rows[self.cursor]) if rows else None
         self.draw()
 
     def _sorted(self, rows: list[Row]) -> list[Row]:
@@ -254,7 +200,7 @@ class Panel(Widget, Generic[Row], can_focus=True):
         if place == self.cursor:
             return
         self.cursor = place
-        self._key = self.key(self._rows[place])
+        self._key = self.content.key(self._rows[place])
         self.draw()
         self.post_message(self.Moved())
 
@@ -286,10 +232,11 @@ class Panel(Widget, Generic[Row], can_focus=True):
         self._scroll(room)
         for place in range(self._top, min(self._top + room, len(self._rows))):
             row = self._rows[place]
-            base = DIM if self.faded else self.style(row)
+            base = DIM if self.faded else self.content.style(row)
             if self.has_focus and place == self.cursor:
                 base += CURSOR
-            lines.append(strip([(" ", PLAIN), *self.pieces(row, fitted)], width, base))
+            pieces = self.content.pieces(row, fitted, width - 2)
+            lines.append(strip([(" ", PLAIN), *pieces], width, base))
         return lines
 
     def _room(self) -> int:
@@ -314,7 +261,7 @@ class Panel(Widget, Generic[Row], can_focus=True):
         shape = (width, self.picture.title)
         self._measured += 1
         if shape != self._least_for:
-            self._least_for, self._least, self._measured = shape, dict(self.RESERVED), 0
+            self._least_for, self._least, self._measured = shape, dict(self.content.RESERVED), 0
             self._left = set()
         if len(rows) > _MANY and self._measured % _SELDOM:
             rows = rows[self._top : self._top + self.size.height]
@@ -365,16 +312,16 @@ class Panel(Widget, Generic[Row], can_focus=True):
 
 def steady(before: Sequence[Column[Row]], now: Sequence[Column[Row]]) -> list[Column[Row]]:
     """The columns of ``now``, and between them those of ``before`` that are not among them."""
-    found = list(now)
+    columns = list(now)
     keys = [column.key for column in now]
     for place, column in enumerate(before):
         if column.key in keys:
             continue
-        earlier = [one.key for one in before[:place] if one.key in keys]
+        earlier = [other.key for other in before[:place] if other.key in keys]
         at = keys.index(earlier[-1]) + 1 if earlier else 0
-        found.insert(at, column)
+        columns.insert(at, column)
         keys.insert(at, column.key)
-    return found
+    return columns
 
 
 AnyPanel = Panel[Any]

@@ -2,31 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from rich.style import Style
 
-from dynctl.documents.snapshot import Snapshot, stale_reason
+from dynctl.documents.snapshot import stale_reason
 from dynctl.documents.workers import WorkerRow
+from dynctl.screens.canvas import Canvas
 from dynctl.screens.workers import ordered
 from dynctl.top.columns import why, worker_table
+from dynctl.top.details import worker_text
 from dynctl.top.filter import worker_words
 from dynctl.top.header import available
 from dynctl.top.marks import BAD, DIM, PLAIN, WARN, role_style, zone_style
-from dynctl.top.panels.panel import Panel, Picture
+from dynctl.top.panels.content import PanelContent, Picture, Scene, table_lines
 
 
-class WorkerPanel(Panel[WorkerRow]):
+class WorkerContent(PanelContent[WorkerRow]):
     """One row per worker; rows with stale data are dim."""
 
+    NAME: ClassVar[str] = "workers"
     ENOUGH: ClassVar[int] = 12
     ORDER: ClassVar[int] = 3
     RESERVED: ClassVar[Mapping[str, int]] = {"status": len("unavailable")}
 
-    def __init__(self, number: int, *, id: str) -> None:
-        super().__init__(number, id=id)
-        self.every_s: float | None = None
+    def picture_of(self, scene: Scene) -> Picture[WorkerRow]:
+        """Sick workers first, then by domain, role and name."""
+        snapshot = scene.snapshot
+        every_s = snapshot.load_every_s
+        workers = sick_first(ordered(snapshot.workers, scene.view.domain), every_s)
+        ready = [row for row in workers if row.status == "ready"]
+        busy = sum(row.busy for row in ready)
+        stale = sum(stale_reason(row, every_s) is not None for row in ready)
+        counts = [f"{busy:,} busy"] if busy else []
+        counts += [f"{stale:,} stale"] if stale else []
+        notes = [", ".join(counts)] if counts else []
+        notes += ["caches not read: i, I"] if snapshot.unknown("index") else []
+        return Picture(
+            rows=workers,
+            columns=worker_table(snapshot, scene.width),
+            title="workers",
+            count=available(snapshot),
+            summary="  ".join(notes),
+            instead=(f"no workers are registered ({snapshot.source})",),
+        )
+
+    def title(self, scene: Scene) -> str:
+        return f"workers ({len(scene.snapshot.workers):,})"
+
+    def lines(self, scene: Scene, canvas: Canvas) -> Iterator[str]:
+        snapshot = scene.snapshot
+        workers = ordered(snapshot.workers, scene.view.domain)
+        yield from table_lines(worker_table(snapshot), workers, canvas)
+
+    def row_name(self, row: WorkerRow) -> str:
+        return row.name
+
+    def workers_of(self, row: WorkerRow) -> set[str]:
+        return {row.name}
+
+    def describe(self, row: WorkerRow, scene: Scene, canvas: Canvas) -> str:
+        return worker_text(row, scene.snapshot, scene.now, canvas)
 
     def key(self, row: WorkerRow) -> Hashable:
         return row.worker_id
@@ -71,27 +108,3 @@ def sick_first(workers: Sequence[WorkerRow], every_s: float | None) -> list[Work
         return 1 if stale_reason(row, every_s) is not None else 2
 
     return sorted(workers, key=place)
-
-
-def worker_picture(
-    snapshot: Snapshot, domain: str | None, width: int | None = None
-) -> Picture[WorkerRow]:
-    """The workers of a snapshot: sick ones first, then by ``domain``, role and name. ``width``: of
-    the screen, None for no limit."""
-    workers = sick_first(ordered(snapshot.workers, domain), snapshot.load_every_s)
-    busy = sum(row.busy and row.status == "ready" for row in workers)
-    stale = sum(
-        row.status == "ready" and stale_reason(row, snapshot.load_every_s) is not None
-        for row in workers
-    )
-    counts = [f"{busy:,} busy"] if busy else []
-    counts += [f"{stale:,} stale"] if stale else []
-    unread = ["caches not read: i, I"] if snapshot.unknown("index") else []
-    return Picture(
-        rows=workers,
-        columns=worker_table(snapshot, width),
-        title="workers",
-        count=available(snapshot),
-        summary="  ".join([*([", ".join(counts)] if counts else []), *unread]),
-        instead=(f"no workers are registered ({snapshot.source})",),
-    )

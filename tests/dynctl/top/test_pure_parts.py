@@ -39,7 +39,8 @@ from dynctl.top.header import (
 from dynctl.top.history import BUCKET_S, BUCKETS, History
 from dynctl.top.layout import Wish, heights
 from dynctl.top.marks import ASCII, BAD, BLOCKS, GOOD, WARN, role_style, zone_style
-from dynctl.top.panels.alerts import AlertPanel, alert_picture
+from dynctl.top.panels.alerts import AlertContent
+from dynctl.top.panels.content import Scene
 from router_core import LoadReported, Router, WorkerUpserted
 from tests.dynctl.top.fleet import NOW, meter, snapshot
 from tests.golden.fleets import settings, stranded_zones, two_zones, worker
@@ -270,11 +271,12 @@ def test_an_alert_names_three_workers_and_counts_the_others():
 
 
 def test_the_panel_of_alerts_leaves_its_lines_to_others_while_there_are_none():
-    panel = AlertPanel(4, id="alerts")
-    panel.picture = alert_picture((), NOW)
-    assert panel.wish.natural == 1
-    panel.picture = alert_picture((Alert("C", "warn", "s", "m"),), NOW)
-    assert panel.wish.natural > 1
+    content, shown = AlertContent(), snapshot(two_zones())
+    view = DomainBoard().view(shown)
+    content.picture = content.take(Scene(shown, view, (), NOW))
+    assert content.wish(content.picture.rows).natural == 1
+    content.picture = content.take(Scene(shown, view, (Alert("C", "warn", "s", "m"),), NOW))
+    assert content.wish(content.picture.rows).natural > 1
 
 
 def test_alerts_are_sorted_by_level_and_keep_their_start():

@@ -263,7 +263,7 @@ async def test_engines_without_a_prefill_hop_have_one_column_of_workers(shown: S
             workers=tuple(replace(row, role="aggregated") for row in app.snapshot.workers),
             decisions=tuple(replace(line, prefill=None) for line in app.snapshot.decisions),
         )
-        app.decisions.picture = type(app.decisions.picture)()
+        app.decisions.content.picture = type(app.decisions.picture)()
         app.on_top_app_source_read(app.SourceRead(plain))
         await pilot.pause()
         words = headings(pilot)["[3]"].split()
