@@ -302,6 +302,8 @@ class TopApp(App[int]):
                 each.styles.height = height
 
     def _show_frame(self) -> None:
+        if not self.screen_stack:  # the clock of an app that ends
+            return
         width = self.size.width
         snapshot, now = self.snapshot, self.wall()
         state = State(self.rate, paused=self.paused, readonly=self.readonly, past=self.source.past)
