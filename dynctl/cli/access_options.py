@@ -514,7 +514,9 @@ def replicas_of(access: AccessOptions, sync: bool) -> "ReplicaConfig | None":
         )
     if not given:
         return None
-    return ReplicaConfig(None if bind is None else _bound(bind), tuple(peers or ()), nats, group)
+    return ReplicaConfig(
+        None if bind is None else _zmq_address(bind), tuple(peers or ()), nats, group
+    )
 
 
 def index_peers(given: Sequence[str] | None, flag: str = "--index-peer") -> tuple[str, ...]:
@@ -527,7 +529,7 @@ def index_peers(given: Sequence[str] | None, flag: str = "--index-peer") -> tupl
     return tuple(given or ())
 
 
-def _bound(text: str) -> str:
+def _zmq_address(text: str) -> str:
     """The ZMQ address of ``PORT``, ``tcp://HOST:PORT`` or ``ipc:///PATH``."""
     given = text.strip()
     address = f"tcp://127.0.0.1:{given}" if given.isascii() and given.isdigit() else given

@@ -121,7 +121,7 @@ def _group(help: str, cls: type[GroupPage] = GroupPage) -> Any:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line of this process and exit; dynctl.__main__ calls it."""
     if VARIABLE in os.environ:
-        answer(_completed)
+        answer(_program_of_line)
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -179,7 +179,7 @@ def _with_default(arguments: Sequence[str]) -> list[str]:
     return given
 
 
-def _completed(words: list[str], incomplete: str) -> tuple[Any, list[str]]:
+def _program_of_line(words: list[str], incomplete: str) -> tuple[Any, list[str]]:
     """The program for a line that is typed, and its words with the command that they leave out."""
     option = incomplete.startswith("-")
     if option or (words and words[-1] not in GROUPS):

@@ -261,7 +261,7 @@ def answer(build: Callable[[list[str], str], tuple[Any, list[str]]]) -> NoReturn
     code = 1
     try:
         shell = os.environ[VARIABLE].removeprefix("complete_")
-        typed, ahead = _typed(shell)
+        typed, ahead = _typed_line(shell)
         words = _split(typed)
         incomplete = "" if not typed or typed[-1].isspace() else words.pop()
         command, words = build(words[1:], incomplete)
@@ -276,7 +276,7 @@ def answer(build: Callable[[list[str], str], tuple[Any, list[str]]]) -> NoReturn
     os._exit(code)
 
 
-def _typed(shell: str) -> tuple[str, str]:
+def _typed_line(shell: str) -> tuple[str, str]:
     """The line up to the cursor; and of bash the part of its last word that readline keeps."""
     if shell != "bash":
         return os.environ.get("_TYPER_COMPLETE_ARGS", ""), ""

@@ -380,18 +380,20 @@ def _without_effect(
     served = dynamo and row.serves
     if pool:
         # `serve epp` itself refuses the sources of workers beside a pool.
-        yield from _reported(given - _READ_WITH_CLUSTER - SOURCES, f"on {row.path}")
+        yield from _report_unread(given - _READ_WITH_CLUSTER - SOURCES, f"on {row.path}")
     elif reads is Reads.CLUSTER:
-        yield from _reported(given - _READ_WITH_CLUSTER, f"on {row.path}")
+        yield from _report_unread(given - _READ_WITH_CLUSTER, f"on {row.path}")
     elif reads is Reads.FRONTENDS:
-        yield from _reported(given - READ_BY["--frontend"], f"on {row.path}: it reads frontends")
+        yield from _report_unread(
+            given - READ_BY["--frontend"], f"on {row.path}: it reads frontends"
+        )
     elif reads is Reads.OWN_FLEET:
-        yield from _reported(given, f"on {row.path}: it runs a fleet of its own")
+        yield from _report_unread(given, f"on {row.path}: it runs a fleet of its own")
     elif reads is Reads.NOTHING and not served:
         if row.serves:
             _expect_no_source(given, row)
         strict = row.reads is Reads.IF_NAMED or row.unserved is not None
-        yield from _reported(given, f"on {row.path}", strict=strict, counts=True)
+        yield from _report_unread(given, f"on {row.path}", strict=strict, counts=True)
     elif row.unserved is not None:
         yield from _unread_by_backend(options, row.unserved, given)
     else:
@@ -405,7 +407,7 @@ def _unread_by_backend(
     backend = _served_backend(options)
     if backend is not None:
         read = READ_BY.get(backend, _IN_MEMORY) - unserved
-        yield from _reported(given - read, f"with discovery backend {backend}", counts=True)
+        yield from _report_unread(given - read, f"with discovery backend {backend}", counts=True)
 
 
 def _expect_no_source(given: frozenset[str], row: Command) -> None:
@@ -443,7 +445,7 @@ def _unread_by_source(
     place = f"with {source.described}"
     if row.serves and source.kind == "--frontend":
         place = f"on {row.path} without a discovery backend"
-    yield from _reported(unread, place, counts=True)
+    yield from _report_unread(unread, place, counts=True)
 
 
 def _context_counts(options: GlobalOptions, read: frozenset[str]) -> bool:
@@ -456,7 +458,7 @@ def _context_counts(options: GlobalOptions, read: frozenset[str]) -> bool:
     return any(origins[key.name].startswith("context ") for key in places)
 
 
-def _reported(
+def _report_unread(
     unread: frozenset[str], place: str, *, strict: bool = True, counts: bool = False
 ) -> Iterator[str]:
     """A warning for each option without effect. ``strict``: raises UsageProblem for places;

@@ -42,11 +42,13 @@ class _GivenValues:
         parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for parameter in parameters:
             if "process_value" not in vars(parameter):
-                parameter.process_value = partial(_converted, parameter, parameter.process_value)
+                parameter.process_value = partial(
+                    _convert_value, parameter, parameter.process_value
+                )
         return parameters
 
 
-def _converted(parameter: Any, convert: Callable[..., Any], context: Any, value: Any) -> Any:
+def _convert_value(parameter: Any, convert: Callable[..., Any], context: Any, value: Any) -> Any:
     """The value that the command receives; ``convert`` is Typer's conversion."""
     several = parameter.multiple or parameter.nargs != 1
     descriptor = getattr(parameter, "type_descriptor", None)

@@ -101,7 +101,7 @@ def _annotation(setting: Setting, flag: str, deprecated: bool) -> Any:
         return Annotated[kind | None, _older(names, flag, option, metavar)]
     default = setting.default
     shown = "none" if default is None else str(default).lower() if kind is bool else default
-    limits = "" if setting.choices or kind is bool or not _bounded(setting) else bounds(setting)
+    limits = "" if setting.choices or kind is bool or not _has_bounds(setting) else bounds(setting)
     extra = "; ".join(text for text in (limits, f"default: {shown}", option.variable) if text)
     annotation = typer.Option(
         *names,
@@ -126,7 +126,7 @@ def _older(names: list[str], flag: str, option: RouterOption, metavar: str | Non
     )
 
 
-def _bounded(setting: Setting) -> bool:
+def _has_bounds(setting: Setting) -> bool:
     return setting.low is not None or setting.high is not None
 
 

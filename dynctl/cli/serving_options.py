@@ -292,7 +292,7 @@ _FIELDS = (
 )
 
 
-def _resolved(router_flags: Mapping[str, str | bool]) -> Resolved:
+def _resolve_settings(router_flags: Mapping[str, str | bool]) -> Resolved:
     """The router's settings; warnings about them go to stderr."""
     from dynctl.screens.render import talk
 
@@ -322,7 +322,7 @@ def frontend_config(
     from dynctl.serving.routing.config import FrontendConfig, Limits
 
     serving.expect_valid()
-    resolved = _resolved(router_flags)
+    resolved = _resolve_settings(router_flags)
     shared, dynamo = more.get("router_url") is not None, more.get("dynamo")
     if shared:
         _refuse_own_workers(serving)

@@ -45,7 +45,7 @@ def usage_problem(error: Any, arguments: Sequence[str], root: Any) -> tuple[str,
     text = error.format_message() if hasattr(error, "format_message") else "aborted"
     text = text.replace("Value error, ", "")
     if kind == "MissingParameter":
-        missing = _spelled(error.param)
+        missing = _spelling_of(error.param)
         return f"{path}: expected {missing}, got none", f"{_usage(context)}\n{page}"
     if kind == "NoSuchOption":
         near = _closest(error.option_name, error.possibilities or ())
@@ -55,14 +55,17 @@ def usage_problem(error: Any, arguments: Sequence[str], root: Any) -> tuple[str,
     if text == "Missing command.":
         return f"{path}: expected a command, got none", page
     if (extra := _MORE.fullmatch(text)) is not None:
-        return f"{path}: {_quoted(extra[1])}: {_taken(context)}", f"{_usage(context)}\n{page}"
+        return (
+            f"{path}: {_quote(extra[1])}: {_expected_arguments(context)}",
+            f"{_usage(context)}\n{page}",
+        )
     if (unknown := _NO_COMMAND.fullmatch(text)) is not None:
         if path == "dynctl" and unknown[1] in MOVED:
             return f"'{unknown[1]}': dynctl has this command no longer", MOVED[unknown[1]]
         near = re.findall(r"'(.*?)'", unknown[2] or "")
         known = command.list_commands(context)
         some = f"; expected one of {', '.join(known)}" if len(known) <= _LISTED else ""
-        return f"{_quoted(unknown[1])}: {path} has no such command{_or(near) or some}", page
+        return f"{_quote(unknown[1])}: {path} has no such command{_or(near) or some}", page
     parameter = getattr(error, "param", None)
     if getattr(parameter, "opts", None) == ["--output", "-o"]:
         named = chosen(arguments, root)[0].removeprefix("dynctl").strip()
@@ -75,7 +78,7 @@ def _with_formats(text: str, command: str) -> str:
     return re.sub(r"is not one of .*", f"is not one of {', '.join(formats_of(command))}", text)
 
 
-def _spelled(parameter: Any) -> str:
+def _spelling_of(parameter: Any) -> str:
     """How a parameter is named on a command line: ``ID``, or ``--endpoint NAME``."""
     metavar = parameter.metavar or ""
     if parameter.param_type_name == "argument":
@@ -103,15 +106,17 @@ def _or(near: Sequence[str]) -> str:
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return f"'{single_line(text, 80)}'"
 
 
-def _taken(context: Any) -> str:
+def _expected_arguments(context: Any) -> str:
     """What arguments a command has."""
     parameters = context.command.params
     names = [
-        _spelled(parameter) for parameter in parameters if parameter.param_type_name == "argument"
+        _spelling_of(parameter)
+        for parameter in parameters
+        if parameter.param_type_name == "argument"
     ]
     if not names:
         return "expected no arguments"
@@ -139,18 +144,18 @@ def _value(parameter: Any, text: str, arguments: Sequence[str]) -> str:
         if matched is not None:
             problem = matched.expand(expected).replace("'", "")
             break
-    given = _typed(parameter, arguments)
+    given = _typed_values(parameter, arguments)
     if not given and named is not None:
         variable = named[2] or ""
         if variable not in os.environ:
             return f"{named[1]}: {problem}"
         given = [(variable, os.environ[variable])]
     if len(set(given)) == 1:
-        return f"{given[0][0]} {_quoted(given[0][1])}: {problem}"
+        return f"{given[0][0]} {_quote(given[0][1])}: {problem}"
     return f"{given[0][0]}: {problem}" if given else problem
 
 
-def _typed(parameter: Any, arguments: Sequence[str]) -> list[tuple[str, str]]:
+def _typed_values(parameter: Any, arguments: Sequence[str]) -> list[tuple[str, str]]:
     """How an option was spelled, and its value, each time that it was given."""
     spellings = []
     for place, argument in enumerate(arguments):

@@ -110,7 +110,7 @@ def drafts_of(graph: Graph) -> Iterator[Draft]:
                 f"the variable {name}",
                 f"remove it; the released name is {_DRAFT_ENV[name]}, which the operator sets",
             )
-        yield from _projected(component.path, component.pod)
+        yield from _draft_mounts(component.path, component.pod)
         yield from _misspelled_fields(component.path, component.body, (DRAFT,))
     yield from _misspelled_fields("spec", spec, (_RELEASED, DRAFT))
     yield from _misspelled_fields("spec.experimental", experimental, (_RELEASED, DRAFT))
@@ -396,7 +396,7 @@ def _scalar(value: Any) -> str:
     return json.dumps(value, default=str)
 
 
-def _projected(path: str, pod: Mapping[str, Any]) -> Iterator[Draft]:
+def _draft_mounts(path: str, pod: Mapping[str, Any]) -> Iterator[Draft]:
     containers = [*sequence(pod.get("containers")), pod.get("mainContainer")]
     for container in containers:
         for mount in sequence(mapping(container).get("volumeMounts")):

@@ -66,10 +66,14 @@ def read_manifests(files: Iterable[str]) -> list[Manifest]:
         # A NUL is not in any path; reading the file refuses it by name.
         path = file if file == "-" or "\0" in file else os.path.realpath(file)
         if path in read:
-            also = "" if read[path] == file else f" (also as {_shown(read[path])})"
-            raise UsageProblem(f"{_shown(file)}: specified twice{also}; expected each file once")
+            also = "" if read[path] == file else f" (also as {_file_name(read[path])})"
+            raise UsageProblem(
+                f"{_file_name(file)}: specified twice{also}; expected each file once"
+            )
         read[path] = file
-    return [manifest for file in files for manifest in parse_manifests(_bytes(file), _shown(file))]
+    return [
+        manifest for file in files for manifest in parse_manifests(_bytes(file), _file_name(file))
+    ]
 
 
 def parse_manifests(data: bytes, source: str) -> list[Manifest]:
@@ -82,7 +86,7 @@ def parse_manifests(data: bytes, source: str) -> list[Manifest]:
     return manifests
 
 
-def _shown(file: str) -> str:
+def _file_name(file: str) -> str:
     return "stdin" if file == "-" else file
 
 

@@ -51,7 +51,9 @@ class Objection:
 def objections(policy: Any, annotations: Mapping[str, Any] | None = None) -> Iterator[Objection]:
     """All validation errors of a policy (any value), the most severe first."""
     if not isinstance(policy, Mapping):
-        yield _typed("field", PATH, "object", policy, "write the policy as keys and values")
+        yield _type_objection(
+            "field", PATH, "object", policy, "write the policy as keys and values"
+        )
         return
     given = {key: value for key, value in policy.items() if value is not None}
     yield from _unknown(given)
@@ -133,7 +135,7 @@ def _string(
     longest: int | None = None,
 ) -> Iterator[Objection]:
     if not isinstance(value, str):
-        yield _typed(aspect, path, "string", value, fix)
+        yield _type_objection(aspect, path, "string", value, fix)
         return
     message = ""
     if not value and aspect != "domain":
@@ -152,7 +154,7 @@ def _weight(value: Any) -> Iterator[Objection]:
     path = f"{PATH}.preferredWeight"
     fix = "write a number 0..1, for example preferredWeight: 0.85"
     if isinstance(value, bool) or not isinstance(value, int | float):
-        yield _typed("weight", path, "number", value, fix)
+        yield _type_objection("weight", path, "number", value, fix)
     elif math.isnan(value) or not 0 <= value <= 1:
         bound = "greater than or equal to 0" if value < 0 else "less than or equal to 1"
         message = f"{path}: Invalid value: {value}: {path} in body should be {bound}"
@@ -218,7 +220,7 @@ def _webhook(given: Mapping[str, Any], annotations: Mapping[str, Any]) -> Iterat
         )
 
 
-def _typed(
+def _type_objection(
     aspect: Literal["source", "label key", "domain", "weight", "field"],
     path: str,
     wanted: str,

@@ -120,7 +120,7 @@ class Resolved:
     def changed_by_preset(self) -> str | None:
         """The settings that the preset changes and nothing else sets, as one sentence."""
         changed = [
-            f"{_flag(name)} {_shown(value)}"
+            f"{_flag(name)} {_shown_value(value)}"
             for name, value in PRESETS[self.preset].items()
             if value != SETTINGS[name].default and self.sources[name] == f"preset {self.preset}"
         ]
@@ -163,9 +163,9 @@ def resolve(
     given = {"env": variables, "flag": flags}
     for kind, texts in given.items():
         for setting in SETTINGS.values():
-            for setting_values, spelling in _given(setting, kind, texts, warnings):
+            for setting_values, spelling in _given_values(setting, kind, texts, warnings):
                 for key, value in setting_values.items():
-                    values[key], sources[key] = value, f"{kind} {_typed(spelling, texts)}"
+                    values[key], sources[key] = value, f"{kind} {_typed_spelling(spelling, texts)}"
         enforcement = _mismatch(kind, texts)
         if enforcement is not None:
             values["kv_transfer_enforcement"] = enforcement
@@ -188,7 +188,7 @@ def resolve(
     for key, value in PRESETS[name].items():
         if key not in values and value != SETTINGS[key].default:
             warnings += _texts(
-                no_effect(key, f"preset {name}: {key} {_shown(value)}", config, naming)
+                no_effect(key, f"preset {name}: {key} {_shown_value(value)}", config, naming)
             )
     warnings += _unknown_variables(variables)
     if SNAPSHOT_VARIABLE in variables and not config.router_durable_kv_events:
@@ -309,7 +309,8 @@ def _unmet(only: Only, config: RouterConfig, naming: Callable[[str], str]) -> st
     elif value is True:
         text, separator = f"with {name}", ": expected "
     elif only.values:
-        text = f"with {name} {_shown(value)}: expected {' or '.join(map(_shown, only.values))}"
+        expected = " or ".join(map(_shown_value, only.values))
+        text = f"with {name} {_shown_value(value)}: expected {expected}"
     else:
         text = f"with {name} {value:g}: expected more than 0"
     other = only.instead
@@ -323,7 +324,7 @@ def _condition(only: Only, naming: Callable[[str], str]) -> str:
     """A condition as a user sets it, with the value that it needs."""
     name = naming(only.setting)
     if SETTINGS[only.setting].type is not bool:
-        return " ".join((name, *map(_shown, only.values[:1])))
+        return " ".join((name, *map(_shown_value, only.values[:1])))
     if only.values != (False,):
         return name
     return f"--no-{name.removeprefix('--')}" if name.startswith("--") else f"{name}=false"
@@ -362,7 +363,7 @@ def _refuse_bad_classes(config: RouterConfig, sources: Mapping[str, str]) -> Non
     policy_classes(config, _typed_name(_CLASSES, sources) or _flag(_CLASSES))
 
 
-def _given(
+def _given_values(
     setting: Setting, kind: str, texts: Mapping[str, str | bool], warnings: list[str]
 ) -> Iterator[tuple[dict[str, Any], Spelling]]:
     """Values of one setting from its given names; the current name comes last and wins."""
@@ -372,8 +373,8 @@ def _given(
         value = _parse(setting, spelling, texts[spelling.text])
         if spelling.deprecated:
             current = Spelling(setting.name, _current(setting.name, kind), False)
-            use = _typed(current, {current.text: texts[spelling.text]})
-            warnings.append(f"{_typed(spelling, texts)} is deprecated: use {use}")
+            use = _typed_spelling(current, {current.text: texts[spelling.text]})
+            warnings.append(f"{_typed_spelling(spelling, texts)} is deprecated: use {use}")
         if read and read[0][0] != value and spelling.deprecated:
             warnings.append(f"{read[0][1].text} and {spelling.text} differ")
         read.append((value, spelling))
@@ -401,11 +402,11 @@ def _key(name: str) -> str:
     return name
 
 
-def _shown(value: Any) -> str:
+def _shown_value(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _typed(spelling: Spelling, texts: Mapping[str, str | bool]) -> str:
+def _typed_spelling(spelling: Spelling, texts: Mapping[str, str | bool]) -> str:
     """A flag or variable as the user typed it: a switch that is off is ``--no-..``."""
     if texts[spelling.text] is False:
         return f"--no-{spelling.text.removeprefix('--')}"
@@ -619,7 +620,7 @@ def _refuse_two_queues(typed: Mapping[str, str | None], config: RouterConfig) ->
         if typed.get(name) is not None:
             raise UsageProblem(
                 f"{typed.get(_CLASSES) or _flag(_CLASSES)} {config.router_policy_config} and "
-                f"{typed[name]} {_shown(getattr(config, name))} exclude each other",
+                f"{typed[name]} {_shown_value(getattr(config, name))} exclude each other",
                 f"set policy_classes[].{field_name} in the file, and remove {typed[name]}",
             )
 

@@ -84,7 +84,8 @@ class Redactor:
                 return self.text(value)
             case Mapping():
                 return {
-                    self.text(str(key)): self._valued(str(key), item) for key, item in value.items()
+                    self.text(str(key)): self._redact_value(str(key), item)
+                    for key, item in value.items()
                 }
             case list() | tuple():
                 return [self.plain(item) for item in value]
@@ -95,7 +96,7 @@ class Redactor:
         """Whether ``data`` contains a known secret."""
         return any(spelling in data for spelling in self._bytes)
 
-    def _valued(self, key: str, value: Any) -> Any:
+    def _redact_value(self, key: str, value: Any) -> Any:
         if _SECRET_KEY.search(key) and isinstance(value, (str, bytes, list, tuple, Mapping)):
             return MASK if value else value
         # Numbers stay: they are token counts.

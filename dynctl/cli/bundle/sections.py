@@ -95,14 +95,14 @@ def _versions(options: GlobalOptions, *, kubernetes: bool) -> VersionsFile:
         client=version(),
         python=sys.version.split()[0],
         platform=platform.platform(),
-        libraries={name: _installed(name) for name in _LIBRARIES},
+        libraries={name: _installed_version(name) for name in _LIBRARIES},
         frontends=versions,
         cluster=_cluster_version(options) if kubernetes or cluster_named(options) else None,
         frontends_error=problem,
     )
 
 
-def _installed(name: str) -> str | None:
+def _installed_version(name: str) -> str | None:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -69,10 +69,10 @@ def bundle(
     codes: list[int] = []
     wanted = sections(options, kubernetes=kubernetes)
     with progress(options) as bar:
-        packed, members, left_out = _gathered(bar, wanted, redactor, codes)
+        packed, members, left_out = _read_sections(bar, wanted, redactor, codes)
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
     manifest = BundleManifest(created, version(), members, left_out, _REDACTED)
-    files = [("manifest.json", _encoded(manifest, redactor)), *packed]
+    files = [("manifest.json", _redacted_json(manifest, redactor)), *packed]
     data = pack(files, now)
     write_new(path, data, force=force)
     emit(BundleReport(str(path), len(data), members, left_out), options)
@@ -102,7 +102,7 @@ def _target(
     return next(iter(given.values()), Path(f"dynctl-bundle-{stamp}.tar.gz")), options
 
 
-def _gathered(
+def _read_sections(
     bar: "ProgressBar", wanted: "list[Section]", redactor: "Redactor", codes: list[int]
 ) -> "tuple[list[tuple[str, bytes]], list[BundleMember], list[LeftOut]]":
     """The files, their descriptions, and the missing ones; appends exit codes to ``codes``."""
@@ -143,7 +143,7 @@ def _read(
     from dynctl.base.errors import ExitCode, Unreachable, UsageProblem, exit_code_of
 
     try:
-        data = _encoded(section.read(notes), redactor)
+        data = _redacted_json(section.read(notes), redactor)
     except Exception as error:
         if isinstance(error, Unreachable):
             codes.append(ExitCode.UNREACHABLE)
@@ -159,7 +159,7 @@ def _read(
     return data, ""
 
 
-def _encoded(value: Any, redactor: "Redactor") -> bytes:
+def _redacted_json(value: Any, redactor: "Redactor") -> bytes:
     """Redacted JSON of a Struct, plain data, or JSON bytes (which stay compact)."""
     import msgspec
 

@@ -70,7 +70,7 @@ def show_config(
 
         report = remote_report(source.title, source.config(), _steering(context))
         if advise:
-            report = _advised(report, source.lengths(), source)
+            report = _with_advice(report, source.lengths(), source)
     else:
         if os.environ.get(VARIABLE):
             apply_context(options)  # raises UsageProblem for an unknown context
@@ -78,14 +78,14 @@ def show_config(
         report = _local(router_flags, _steering(context))
         _check(serving, access, report)
         if advise:
-            report = _advised(report, None, None)
+            report = _with_advice(report, None, None)
     for warning in report.warnings:
         talk(f"warning: {warning}")
     emit(report, options)
     return 0
 
 
-def _advised(
+def _with_advice(
     report: ConfigReport, lengths: Mapping[str, Lengths] | None, source: Source | None
 ) -> ConfigReport:
     import msgspec

@@ -75,7 +75,7 @@ def use_context(
 
     contexts = change(edit)
     emit(ContextChange(name, "used" if name else "left", str(contexts.path), name), options)
-    _overruled(name)
+    _note_overruling_variable(name)
     return 0
 
 
@@ -208,7 +208,7 @@ def remove_context(
     return 0
 
 
-def _overruled(name: str | None) -> None:
+def _note_overruling_variable(name: str | None) -> None:
     """Note an environment variable that overrides the context just made current."""
     import os
 

@@ -144,7 +144,9 @@ def hits(
 
     generate = simulated.get("generate")
     if predicted:
-        return _predicted(options, min_rate, length, given=bool(files or generate or by or record))
+        return _show_predictions(
+            options, min_rate, length, given=bool(files or generate or by or record)
+        )
     if min_rate is not None:
         raise UsageProblem("--min-rate needs --predicted")
     if by is not None and by not in BY:
@@ -182,7 +184,7 @@ def _expect_one_source(
         raise UsageProblem(f"--generate {generate}: expected it or files, not both")
 
 
-def _predicted(
+def _show_predictions(
     options: GlobalOptions, min_rate: float | None, length: str | None, *, given: bool
 ) -> int:
     """The predictions of a live router beside what its engines reported."""

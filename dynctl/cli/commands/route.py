@@ -134,7 +134,7 @@ def route(
         model=model,
         model_path=model_path,
         required=tuple(require_taint or ()),
-        preferred=dict(_weighted(text) for text in prefer_taint or ()),
+        preferred=dict(_weighted_taint(text) for text in prefer_taint or ()),
         pin_prefill=pin_prefill,
         pin_decode=pin_decode,
         assignments=tuple(assign or ()),
@@ -146,7 +146,7 @@ def route(
     )
     source = connect(options)
     if save_view is not None:
-        source = _saved(source, save_view)
+        source = _save_view(source, save_view)
     result = source.route(query)
     for doubt in result.doubts:
         if doubt.code == _NO_EFFECT:
@@ -155,7 +155,7 @@ def route(
     return ExitCode.YES if result.ok else ExitCode.NO
 
 
-def _saved(source: Any, path: Path) -> Any:
+def _save_view(source: Any, path: Path) -> Any:
     """Save the source's view and return it as the source, so that --view repeats the answer."""
     from dynctl.base.files import write_private_file
     from dynctl.screens.render import talk
@@ -191,13 +191,13 @@ def _prompt(
         if raw:
             raise UsageProblem("--raw is for PROMPT, not for --messages")
         return _body(_read(messages, "--messages"), messages)
-    text = _read("-", "PROMPT") if prompt == "-" else _typed(prompt or "")
+    text = _read("-", "PROMPT") if prompt == "-" else _typed_prompt(prompt or "")
     if raw:
         return {"prompt": text}
     return {"messages": [{"role": "user", "content": text}]}
 
 
-def _typed(prompt: str) -> str:
+def _typed_prompt(prompt: str) -> str:
     """A prompt of the command line. Where the locale is not that of the terminal, Python keeps the
     bytes that it cannot read as half characters."""
     import os
@@ -279,7 +279,7 @@ def _body(text: str, name: str) -> dict[str, Any]:
     return {"body": document} if isinstance(document, dict) else {"messages": messages}
 
 
-def _weighted(text: str) -> tuple[str, float]:
+def _weighted_taint(text: str) -> tuple[str, float]:
     # Taints contain "=" themselves: the weight follows the last one.
     taint, separator, raw = text.rpartition("=")
     try:

@@ -150,7 +150,7 @@ def indexer(
                     )
                     for ref, at in given.items()
                 ),
-                peers=index_peers(_listed(peers), "--peers"),
+                peers=index_peers(_list_of_texts(peers), "--peers"),
                 token=secret("--admin-token", api_token, token_file),
                 snapshot=snapshot,
                 snapshot_interval_s=snapshot_interval,
@@ -188,5 +188,5 @@ def _addresses(flag: str, text: str) -> dict[tuple[int, int], str]:
     return addresses
 
 
-def _listed(text: str) -> list[str]:
+def _list_of_texts(text: str) -> list[str]:
     return [item.strip() for item in text.split(",") if item.strip()]

@@ -233,7 +233,7 @@ def set_thresholds(
                 after=_model_thresholds(chosen, {**before, **values}),
                 applied=False,
                 ranks=ranks,
-                replicas=_tried(readings, chosen, values),
+                replicas=_dry_run_changes(readings, chosen, values),
                 notes=notes,
             )
             emit(tried, options)
@@ -446,7 +446,9 @@ def _effects(
     return effects, notes
 
 
-def _tried(readings: "Sequence[Reading]", model: str, values: _Values) -> "list[ReplicaChange]":
+def _dry_run_changes(
+    readings: "Sequence[Reading]", model: str, values: _Values
+) -> "list[ReplicaChange]":
     """What a dry run answers for each replica."""
     from dynctl.base.errors import UsageProblem
     from dynctl.documents.thresholds import ReplicaChange

@@ -164,7 +164,7 @@ def _replicas(graph: Graph, role: str) -> int:
     return sum(worker.replicas for worker in graph.workers if worker.role == role)
 
 
-def _disaggregated(facts: LintFacts) -> Outcome:
+def _without_roles(facts: LintFacts) -> Outcome:
     return outcome(
         found(
             subject_of(graph), workers=", ".join(worker.name for worker in graph.workers) or "none"
@@ -251,15 +251,15 @@ def _no_operator_settings(facts: LintFacts) -> Outcome:
 
 def _operator_settings(component: Component) -> Iterator[str]:
     yield from (name for name in _OPERATOR_ENV if name in component.env)
-    for volume in _named(component.pod.get("volumes")):
+    for volume in _mappings(component.pod.get("volumes")):
         if volume.get("name") == _VOLUME:
             yield f"the volume {_VOLUME}"
-    for mount in _named(component.container.get("volumeMounts")):
+    for mount in _mappings(component.container.get("volumeMounts")):
         if text(mount.get("mountPath")).rstrip("/") == _MOUNT:
             yield f"the mount {_MOUNT}"
 
 
-def _named(entries: Any) -> list[Mapping[str, Any]]:
+def _mappings(entries: Any) -> list[Mapping[str, Any]]:
     return [mapping(entry) for entry in sequence(entries)]
 
 
@@ -267,7 +267,7 @@ GRAPH_CHECKS: Final[Sequence[Check[LintFacts]]] = (
     Check("DYT0118", _format, (has_graphs,)),
     Check("DYT0119", _engine_container, (has_graphs,)),
     Check("DYT0109", _both_roles, (has_policy,)),
-    Check("DYT0115", _disaggregated, (has_policy,)),
+    Check("DYT0115", _without_roles, (has_policy,)),
     Check("DYT0111", _roles_specified, (has_policy,)),
     Check("DYT0110", _router_mode, (has_policy,)),
 )

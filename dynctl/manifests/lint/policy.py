@@ -204,13 +204,13 @@ def _change(
         return path, f"the file {'adds' if before is None else 'removes'} it"
     names = [name for name in (*before, *after) if before.get(name) != after.get(name)]
     changes = [
-        f"{name} from {_shown(before.get(name))} to {_shown(after.get(name))}"
+        f"{name} from {_shown_value(before.get(name))} to {_shown_value(after.get(name))}"
         for name in dict.fromkeys(names)
     ]
     return path, f"the file changes {', '.join(changes)}"
 
 
-def _shown(value: Any) -> str:
+def _shown_value(value: Any) -> str:
     return "nothing" if value is None else str(value)
 
 

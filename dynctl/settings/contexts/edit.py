@@ -34,12 +34,12 @@ def change(edit: Callable[[Contexts], Contexts]) -> Contexts:
     path = Path(os.path.realpath(config_path()))
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _locked(path.parent):
+        with _lock_folder(path.parent):
             text = read_text(path)
             before = parse(path, text)
             after = edit(before)
             if after != before:
-                text = _edited(path, _BEGINNING if text is None else text, before, after)
+                text = _edited_text(path, _BEGINNING if text is None else text, before, after)
                 _check_size(path, after, text)
                 _write(path, text)
             return after
@@ -59,7 +59,7 @@ def _check_size(path: Path, after: Contexts, text: str) -> None:
         )
 
 
-def _edited(path: Path, text: str, before: Contexts, after: Contexts) -> str:
+def _edited_text(path: Path, text: str, before: Contexts, after: Contexts) -> str:
     """``text`` with the differences between ``before`` and ``after``; all other lines stay."""
     import tomlkit
     from tomlkit.exceptions import TOMLKitError
@@ -122,7 +122,7 @@ def _remove(tables: Any, name: str) -> None:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     """Wait until no other dynctl changes a file of ``folder``.
 
     The kernel releases the lock when a process ends.

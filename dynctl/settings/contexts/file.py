@@ -75,12 +75,12 @@ def parse(path: Path, text: str | None) -> Contexts:
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageProblem(f"{path}: not TOML: {error}") from None
     try:
-        return _checked(path, document)
+        return _contexts_of(path, document)
     except UsageProblem as error:
         raise UsageProblem(f"{path}: {error.message}", error.hint) from None
 
 
-def _checked(path: Path, document: Mapping[str, object]) -> Contexts:
+def _contexts_of(path: Path, document: Mapping[str, object]) -> Contexts:
     top = (CURRENT, TABLE)
     for key in document:
         if key not in top:

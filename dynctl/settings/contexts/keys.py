@@ -70,14 +70,15 @@ class Key:
         if self.kind == "switch":
             if value is not True:
                 raise UsageProblem(
-                    f"{place}: expected true, or remove the key; got {_shown(value)}"
+                    f"{place}: expected true, or remove the key; got {_shown_value(value)}"
                 )
             return True
         if self.kind == "seconds":
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not number or not math.isfinite(value) or not 0.001 <= value <= 86400:  # type: ignore[arg-type,operator]
                 raise UsageProblem(
-                    f"{place}: expected a number of seconds, 0.001 to 86400; got {_shown(value)}"
+                    f"{place}: expected a number of seconds, 0.001 to 86400; "
+                    f"got {_shown_value(value)}"
                 )
             return float(value)  # type: ignore[arg-type]
         if self.kind == "texts":
@@ -85,21 +86,21 @@ class Key:
             if not isinstance(items, list) or not 1 <= len(items) <= _MOST_ITEMS:
                 raise UsageProblem(
                     f"{place}: expected a list of 1 to {_MOST_ITEMS} values, each in quotes; "
-                    f"got {_shown(value)}"
+                    f"got {_shown_value(value)}"
                 )
             return [self._text(item, place) for item in items]
         return self._text(value, place)
 
     def _text(self, value: object, place: str) -> str:
         if not isinstance(value, str):
-            raise UsageProblem(f"{place}: expected text in quotes, got {_shown(value)}")
+            raise UsageProblem(f"{place}: expected text in quotes, got {_shown_value(value)}")
         if not value.strip() or len(value) > _LONGEST or _INVISIBLE.search(value):
             raise UsageProblem(
-                f"{place}: expected 1 to {_LONGEST} visible characters; got {_shown(value)}"
+                f"{place}: expected 1 to {_LONGEST} visible characters; got {_shown_value(value)}"
             )
         if self.choices and value not in self.choices:
             raise UsageProblem(
-                f"{place}: expected one of {', '.join(self.choices)}; got {_shown(value)}"
+                f"{place}: expected one of {', '.join(self.choices)}; got {_shown_value(value)}"
             )
         if self.pattern is not None and not self.pattern.fullmatch(value):
             # The value is not shown: it may be the secret itself, typed in place of its name.
@@ -225,7 +226,7 @@ def known_names(names: Iterable[str]) -> str:
     return f"known: {', '.join(names)}"
 
 
-def _shown(value: object) -> str:
+def _shown_value(value: object) -> str:
     kinds = {dict: "a table", list: "a list", bool: "true" if value else "false"}
     if type(value) in kinds:
         return kinds[type(value)]

@@ -127,7 +127,7 @@ def effective_value(key: Key, applied: AppliedContext) -> Any:
     return getattr(applied.options, key.field)
 
 
-def _given(name: str, options: GlobalOptions) -> bool:
+def _is_given(name: str, options: GlobalOptions) -> bool:
     """Whether a field of the options was set, on the command line or by a caller."""
     return name in options.given or getattr(options, name) != _DEFAULTS[name]
 
@@ -179,7 +179,7 @@ def unknown_context(
 
 def _earlier_origin(key: Key, options: GlobalOptions, environ: Mapping[str, str]) -> str | None:
     """The flag or variable that has precedence over the context for this key."""
-    if _given(key.field, options):
+    if _is_given(key.field, options):
         return f"flag {key.flag}"
     if key.variable and environ.get(key.variable):
         return f"env {key.variable}"
@@ -190,7 +190,7 @@ def _replaced_by(options: GlobalOptions, environ: Mapping[str, str]) -> str | No
     """The flag or variable that names another source than the context."""
     sources = [key for key in KEYS.values() if key.part is Part.SOURCE]
     for name in (*_OTHER_SOURCES, *(key.field for key in sources)):
-        if _given(name, options):
+        if _is_given(name, options):
             return f"flag --{name.replace('_', '-')}"
     for key in sources:
         if key.variable and environ.get(key.variable):
@@ -205,11 +205,11 @@ def _disabled_by(
     if key.part is not Part.REST and replaced is not None:
         return f"{replaced} names another source"
     if key.name in _TOKENS:
-        if _given("token", options):
+        if _is_given("token", options):
             return "flag --token"
         if environ.get(_TOKEN_VARIABLE):
             return f"env {_TOKEN_VARIABLE}"
     for flag, others in _DISABLES.items():
-        if key.name in others and _given(KEYS[flag].field, options):
+        if key.name in others and _is_given(KEYS[flag].field, options):
             return f"flag {KEYS[flag].flag}"
     return None

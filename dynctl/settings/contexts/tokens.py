@@ -43,9 +43,9 @@ def read_token(options: GlobalOptions) -> str | None:
         return options.token
     if options.token_env is not None:
         value = os.environ.get(options.token_env, "")
-        return _checked(os.fsencode(value), f"--token-env {options.token_env}: this variable")
+        return _checked_token(os.fsencode(value), f"--token-env {options.token_env}: this variable")
     if options.token_file is not None:
-        return _checked(
+        return _checked_token(
             _content(options.token_file), f"--token-file {options.token_file}: this file"
         )
     return None
@@ -58,7 +58,7 @@ def _content(path: Path) -> bytes:
         raise UsageProblem(f"--token-file {path}: {file_problem(error)}") from None
 
 
-def _checked(data: bytes, what: str) -> str:
+def _checked_token(data: bytes, what: str) -> str:
     text = data.strip()
     if not text:
         raise UsageProblem(f"{what} contains no token")
