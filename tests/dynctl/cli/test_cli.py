@@ -93,8 +93,9 @@ def test_help_loads_of_this_program_what_it_shows():
         "print(sorted(m for m in sys.modules if m.startswith(('dynctl.', 'router_core'))),"
         " file=sys.stderr)"
     )
-    names = ["base", "base.errors", "base.options", "base.quantities", "cli", "cli.app"]
+    names = ["base", "base.backends", "base.errors", "base.options", "base.quantities", "cli"]
     names += [
+        "cli.app",
         "cli.completion",
         "cli.given_options",
         "cli.global_options",
