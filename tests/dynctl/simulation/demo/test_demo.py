@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -12,13 +11,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from dynctl.base.options import GlobalOptions
 from dynctl.cli.commands import demo
-from dynctl.documents.demo import DemoEnd
+from dynctl.documents.demo import DemoEnd, DemoStep
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.demo import demo_end
+from dynctl.screens.demo import demo_end, demo_step
 from dynctl.simulation.demo.fleet import DemoError, DemoFleet, EnginePlan
 from tests.waiting import patience
 
@@ -90,12 +90,13 @@ def test_a_request_bound_to_the_lost_zone_is_refused_with_the_reason(
     assert demo_steps[4]["kind"] == "DemoEnd"
 
 
-def test_the_screens_fit_80_columns() -> None:
-    done = run(env=os.environ | {"COLUMNS": "80"})
-    assert done.returncode == 0, done.stderr
-    assert max(map(len, done.stdout.splitlines())) <= 80
-    assert "decode-capacity guard: skipped prefill-" in done.stdout
-    assert "would flip with" in done.stdout
+def test_the_screens_fit_80_columns(demo_steps: list[dict[str, Any]]) -> None:
+    canvas = Canvas(width=80)
+    steps = [demo_step(msgspec.convert(step, DemoStep), canvas) for step in demo_steps[:-1]]
+    shown = "".join([*steps, demo_end(msgspec.convert(demo_steps[-1], DemoEnd), canvas)])
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "decode-capacity guard: skipped prefill-" in shown
+    assert "would flip with" in shown
 
 
 def test_keep_prints_what_to_try_and_stops_on_ctrl_c() -> None:
