@@ -1,4 +1,4 @@
-"""How many Python functions of ours one request calls: a budget that only goes down.
+"""How many Python functions of ours a request, an event and a scrape call: budgets that go down.
 
 The numbers are the same on any machine, unlike times. A change that needs more raises the number
 in ``call-budget.toml``, with the reason; one that needs fewer lowers it.
@@ -18,10 +18,15 @@ from typing import Any, Final
 import pytest
 
 from dynctl.base.tasks import Supervisor
+from dynctl.serving.engines.facts import EngineReader
+from dynctl.simulation.engine.cache_events import CacheStored
+from dynctl.wire.engine_kinds.vllm.kind import VLLM
+from router_core import Applied
 from tests.dynctl.adapters.dynamo_endpoint import Fault
 from tests.dynctl.serving.fleets import SLOW_HEALTH, Site, chat_body, site
 from tests.dynctl.serving.gateways import gateway
 from tests.dynctl.serving.test_dynamo_fleet import site as dynamo_site
+from tests.waiting import patience
 
 BUDGET: Final = Path(__file__).with_name("call-budget.toml")
 _ROOT: Final = Path(__file__).parents[3]
@@ -30,6 +35,8 @@ ROOMS: Final = (f"{_ROOT}/dynctl/", f"{_ROOT}/router_core/")
 _ENGINES: Final = f"{ROOMS[0]}simulation/"
 #: Comprehensions are calls in some versions of Python and not in others.
 _INLINE: Final = frozenset({"<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>", "<module>"})
+#: Tokens of a block of these engines.
+BLOCK: Final = 16
 _WARM: Final = 8
 _ROUNDS: Final = 12
 #: Share above the budget that fails, and below it that asks for a lower one.
@@ -39,11 +46,12 @@ _MARGIN: Final = 0.03
 class Calls:
     """Calls of functions of ours, and the files that they are in.
 
-    Without those of background tasks, which run by the clock.
+    Without those of background tasks, which run by the clock, unless ``background``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, background: bool = False) -> None:
         self.count = 0
+        self.background = background
         self.files: set[str] = set()
         self._ours: dict[CodeType, bool] = {}
 
@@ -59,7 +67,7 @@ class Calls:
                 and not file.startswith(_ENGINES)
                 and code.co_name not in _INLINE
             )
-        if ours and not _in_background():
+        if ours and (self.background or not _in_background()):
             self.count += 1
             self.files.add(code.co_filename)
 
@@ -71,8 +79,8 @@ def _in_background() -> bool:
 
 
 @contextmanager
-def counted() -> Iterator[Calls]:
-    calls = Calls()
+def counted(*, background: bool = False) -> Iterator[Calls]:
+    calls = Calls(background=background)
     sys.setprofile(calls.note)
     try:
         yield calls
@@ -158,3 +166,40 @@ async def test_a_pick_for_a_gateway() -> None:
             assert await stream.ask(chat_body(text(number), max_tokens=8))
 
         within("pick", await fewest(pick))
+
+
+async def test_a_batch_of_kv_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the message of an engine, one batch with a run of 8 blocks, to the index."""
+    async with site(ENGINES, health=SLOW_HEALTH) as found:
+        await found.connected()
+        publisher = found.engines["a"].engine.ranks[0].publisher
+        assert publisher is not None
+        index = found.frontend.fleet.index
+        applied: list[Applied] = []
+        apply = index._apply
+        monkeypatch.setattr(index, "_apply", lambda change: applied.append(apply(change)))
+        rounds = []
+        for number in range(_WARM + _ROUNDS):
+            hashes = tuple(range(8 * number + 1, 8 * number + 9))
+            publisher.publish([CacheStored(None, hashes, (number,) * 8 * BLOCK, None)])
+            applied.clear()
+            with counted(background=True) as calls:
+                while not applied:  # noqa: ASYNC110  no call of ours
+                    await asyncio.sleep(0)
+                await index.drained()
+            assert len(applied) == 1
+            rounds.append(calls)
+        within("batch of KV events", min(rounds[_WARM:], key=lambda calls: calls.count))
+
+
+async def test_a_scrape_of_a_worker() -> None:
+    """The load of a worker from the metrics of its engine."""
+    async with site(ENGINES, health=SLOW_HEALTH) as found:
+        (worker, *_) = found.service.router.registry
+        reader = EngineReader(found.frontend.fleet._upstream, timeout_s=patience(2.0))
+
+        async def scrape(number: int) -> None:
+            reading = await reader.load(found.engines[worker.name].url, worker, VLLM)
+            assert reading.waiting
+
+        within("scrape of a worker", await fewest(scrape))
