@@ -136,7 +136,9 @@ class BlockOwnership:
     @property
     def entry_count(self) -> int:
         """(slot, block) pairs."""
-        return sum(self._counts.values()) + sum(one.block_count for one in self._groups.values())
+        return sum(self._counts.values()) + sum(
+            group.block_count for group in self._groups.values()
+        )
 
     @property
     def node_count(self) -> int:
@@ -146,9 +148,9 @@ class BlockOwnership:
     @property
     def table_size(self) -> int:
         """Entries that take memory: distinct blocks, and what is kept for single slots."""
-        groups = sum(one.block_count for one in self._groups.values())
+        groups = sum(group.block_count for group in self._groups.values())
         names = sum(len(own.names) for own in self._names.own.values())
-        waiting = sum(len(one.places) for one in self.detached.values())
+        waiting = sum(len(blocks.places) for blocks in self.detached.values())
         extra = sum(map(len, self._extra.values()))
         return self._runs.block_count + groups + names + extra + waiting
 
@@ -497,14 +499,14 @@ class BlockOwnership:
         runs, names, count = self._runs, self._names, len(block_hashes)
         if count < _FEW_NAMES or slot in names.own:
             return None
-        one, other = names.find(block_hashes[0]), names.find(block_hashes[-1])
-        if one is None or other is None or abs(other - one) != count - 1:
+        start, end = names.find(block_hashes[0]), names.find(block_hashes[-1])
+        if start is None or end is None or abs(end - start) != count - 1:
             return None
         try:
-            named = packer(count).pack(*(block_hashes if one < other else block_hashes[::-1]))
+            named = packer(count).pack(*(block_hashes if start < end else block_hashes[::-1]))
         except StructError:
             return None
-        first = min(one, other)
+        first = min(start, end)
         run, at = first >> POSITION_BITS, first & POSITION
         if at + count > runs.end(run, bit) or not runs.equal_names(run, at, named):
             return None

@@ -200,7 +200,7 @@ class BusyTracker:
     @property
     def limits(self) -> bool:
         """Whether any threshold is set."""
-        return self.default.any or any(one.any for one in self._thresholds.values())
+        return self.default.any or any(thresholds.any for thresholds in self._thresholds.values())
 
     def update(self, slot: int) -> None:
         """Check a rank, and with it its worker, with the current values."""
@@ -233,26 +233,26 @@ class BusyTracker:
     def reasons(self, slot: int) -> tuple[BusyReason, ...]:
         """Every threshold that the rank exceeds; empty for a rank that is not busy."""
         return tuple(
-            BusyReason(one.threshold, one.signal, one.value, one.limit, one.setting)
-            for one in self.signals(slot)
-            if one.value is not None and one.limit is not None and one.value > one.limit
+            BusyReason(signal.threshold, signal.signal, signal.value, signal.limit, signal.setting)
+            for signal in self.signals(slot)
+            if signal.value is not None and signal.limit is not None and signal.value > signal.limit
         )
 
     def signals(self, slot: int) -> tuple[ThresholdSignal, ...]:
         """Every signal of a rank with the limit of every threshold that is set."""
         worker = self._registry.worker(slot)
         thresholds, config = self.thresholds(worker.model), worker.runtime_config
-        found = []
+        signals = []
         fraction = thresholds.active_decode_blocks_threshold
         if fraction is not None:
             limit = fraction * config.total_kv_blocks if config.total_kv_blocks else None
             for signal, value in self._decode_signals(slot):
                 name = "active_decode_blocks_threshold"
-                found.append(ThresholdSignal(name, signal, value, limit, fraction))
+                signals.append(ThresholdSignal(name, signal, value, limit, fraction))
         for name, setting, most in _prefill_limits(thresholds, config):
             for signal, value in self._prefill_signals(slot):
-                found.append(ThresholdSignal(name, signal, value, most, setting))
-        return tuple(found)
+                signals.append(ThresholdSignal(name, signal, value, most, setting))
+        return tuple(signals)
 
     def dump(self) -> dict[str, Any]:
         """Plain data: the thresholds that were set, and the reports by slot."""

@@ -63,11 +63,11 @@ class CacheGroup:
         while end:
             start = 0 if self.needed is None else max(0, end - self.needed)
             window = slice((start + 1) * span - 1, end * span, span)
-            found = self.held.find_many(names[window], shards[window])
-            if None not in found:
+            copies = self.held.find_many(names[window], shards[window])
+            if None not in copies:
                 return end * span
             # A point of reuse from the last missing block on would need that block too.
-            end -= found[::-1].index(None) + 1
+            end -= copies[::-1].index(None) + 1
         return 0
 
 
@@ -94,28 +94,28 @@ class CacheGroups:
         self, group: int, names: Sequence[int], span: int = 1, needed: int | None = None
     ) -> int:
         """Add blocks; returns how many are new."""
-        one = self.groups.get(group)
-        if one is None:
-            one = self.groups[group] = CacheGroup(span, needed)
-        held, shards = one.held, shards_of(names)
-        found = held.find_many(names, shards)
-        held.set_many(names, [1 if count is None else count + 1 for count in found], shards)
-        return found.count(None)
+        known = self.groups.get(group)
+        if known is None:
+            known = self.groups[group] = CacheGroup(span, needed)
+        held, shards = known.held, shards_of(names)
+        copies = held.find_many(names, shards)
+        held.set_many(names, [1 if count is None else count + 1 for count in copies], shards)
+        return copies.count(None)
 
     def remove(self, group: int, names: Sequence[int]) -> int:
         """Remove one copy of each block; returns how many blocks have none left."""
-        one = self.groups.get(group)
-        return 0 if one is None else sum(remove_copy(one.held, name) == 0 for name in names)
+        known = self.groups.get(group)
+        return 0 if known is None else sum(remove_copy(known.held, name) == 0 for name in names)
 
     def usable(self, names: Sequence[int], shards: Sequence[int], depth: int) -> int:
         """The deepest point of reuse that all groups allow; arguments as of `CacheGroup.usable`."""
         groups = self.groups.values()
         if not groups:
             return depth
-        step = lcm(*(one.span for one in groups))
+        step = lcm(*(group.span for group in groups))
         depth -= depth % step
         while depth:
-            least = min(one.usable(names, shards, depth) for one in groups)
+            least = min(group.usable(names, shards, depth) for group in groups)
             least -= least % step
             if least == depth:
                 return depth
@@ -125,14 +125,14 @@ class CacheGroups:
     @property
     def block_count(self) -> int:
         """Blocks of all groups but the main one."""
-        return sum(len(one.held) for one in self.groups.values())
+        return sum(len(group.held) for group in self.groups.values())
 
     def copy(self) -> "CacheGroups":
         """An independent copy."""
         made = CacheGroups(self.main)
-        for index, one in self.groups.items():
-            made.groups[index] = CacheGroup(one.span, one.needed)
-            made.groups[index].held = one.held.copy()
+        for index, group in self.groups.items():
+            made.groups[index] = CacheGroup(group.span, group.needed)
+            made.groups[index].held = group.held.copy()
         return made
 
     def dump(self) -> dict[str, Any]:
@@ -142,11 +142,11 @@ class CacheGroups:
             "groups": [
                 {
                     "group": index,
-                    "span": one.span,
-                    "needed": one.needed,
-                    "names": [*one.held.items()],
+                    "span": group.span,
+                    "needed": group.needed,
+                    "names": [*group.held.items()],
                 }
-                for index, one in self.groups.items()
+                for index, group in self.groups.items()
             ],
         }
 
@@ -154,7 +154,7 @@ class CacheGroups:
     def restore(cls, dump: dict[str, Any]) -> "CacheGroups":
         """The groups of a `dump`, which has the form `CACHE_GROUPS`."""
         made = cls(dump["main"])
-        for one in dump["groups"]:
-            restored = made.groups[one["group"]] = CacheGroup(one["span"], one["needed"])
-            restored.held.update(one["names"])
+        for row in dump["groups"]:
+            restored = made.groups[row["group"]] = CacheGroup(row["span"], row["needed"])
+            restored.held.update(row["names"])
         return made

@@ -130,44 +130,44 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def _short(one: Bypass) -> str:
+def _short(bypass: Bypass) -> str:
     return (
-        f"{one.decode} computes {one.eff_isl:,} of {one.isl_tokens:,} prompt tokens"
-        f" < {one.rule.eff_isl_threshold:,} and {_percent(one.ratio)}"
-        f" < {_percent(one.rule.eff_isl_ratio_threshold)}"
+        f"{bypass.decode} computes {bypass.eff_isl:,} of {bypass.isl_tokens:,} prompt tokens"
+        f" < {bypass.rule.eff_isl_threshold:,} and {_percent(bypass.ratio)}"
+        f" < {_percent(bypass.rule.eff_isl_ratio_threshold)}"
     )
 
 
-def _long(one: Bypass) -> str:
+def _long(bypass: Bypass) -> str:
     return (
-        f"{one.decode} would compute {one.eff_isl:,} of {one.isl_tokens:,} prompt tokens, not"
-        f" below {one.rule.eff_isl_threshold:,}"
+        f"{bypass.decode} would compute {bypass.eff_isl:,} of {bypass.isl_tokens:,} prompt tokens,"
+        f" not below {bypass.rule.eff_isl_threshold:,}"
     )
 
 
-def _little(one: Bypass) -> str:
+def _little(bypass: Bypass) -> str:
     return (
-        f"{one.decode} would compute {one.eff_isl:,} of {one.isl_tokens:,} prompt tokens,"
-        f" {_percent(one.ratio)}, not below {_percent(one.rule.eff_isl_ratio_threshold)}"
+        f"{bypass.decode} would compute {bypass.eff_isl:,} of {bypass.isl_tokens:,} prompt tokens,"
+        f" {_percent(bypass.ratio)}, not below {_percent(bypass.rule.eff_isl_ratio_threshold)}"
     )
 
 
-def _calm(one: Bypass) -> str:
-    load = one.prefill_load
+def _calm(bypass: Bypass) -> str:
+    load = bypass.prefill_load
     if load is None or load.limit is None:
         return "the load of the prefill worker is unknown"
     return f"{load.worker} has {load.value:,g} active prefill tokens, not above {load.limit:,g}"
 
 
-def _prefill_busy(one: Bypass) -> str:
-    load = one.prefill_load
+def _prefill_busy(bypass: Bypass) -> str:
+    load = bypass.prefill_load
     if load is None:
         return "the prefill worker is busy"
     return f"{load.worker} has {load.value:,g} active prefill tokens > {load.limit:,g}"
 
 
-def _decode_busy(one: Bypass) -> str:
-    load = one.decode_load
+def _decode_busy(bypass: Bypass) -> str:
+    load = bypass.decode_load
     if load is None:
         return "the decode worker is busy"
     return f"{load.worker} would have {load.value:,g} active KV blocks > {load.limit:,g}"
@@ -180,8 +180,10 @@ _WHY: dict[BypassReason, Any] = {
     "little_cached": _little,
     "prefill_calm": _calm,
     "decode_busy": _decode_busy,
-    "decode_size_unknown": lambda one: f"{one.decode} does not publish how many KV blocks it has",
-    "prefill_pinned": lambda one: "the request is pinned to a prefill worker",
-    "not_tokenized": lambda one: "the prompt is not tokenized here",
-    "no_decode_worker": lambda one: "no eligible decode worker can prefill",
+    "decode_size_unknown": lambda bypass: (
+        f"{bypass.decode} does not publish how many KV blocks it has"
+    ),
+    "prefill_pinned": lambda bypass: "the request is pinned to a prefill worker",
+    "not_tokenized": lambda bypass: "the prompt is not tokenized here",
+    "no_decode_worker": lambda bypass: "no eligible decode worker can prefill",
 }

@@ -540,7 +540,9 @@ SETTINGS: dict[str, Setting] = _describe()
 _SETTINGS_READY = True
 #: Parameter of the cost -> the setting with its value, for each that ``weighs`` a term.
 WEIGHT_SETTINGS: Final = {
-    name.removeprefix("router_"): name for name, one in SETTINGS.items() if one.weighs is not None
+    name.removeprefix("router_"): name
+    for name, setting in SETTINGS.items()
+    if setting.weighs is not None
 }
 
 #: Preset name -> the defaults it changes. ``dynamo-1.6`` is what live deployments run;

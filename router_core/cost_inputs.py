@@ -207,14 +207,14 @@ def learned_blocks(
     indexes = [index for index in view.learned if index.live & mask]
     if not indexes:
         return repeat(0, len(slots))
-    found = [0] * len(slots)
+    blocks = [0] * len(slots)
     for number, hashes in enumerate((request.sequence_hashes, *request.more_hashes)):
         if view.index.exact:
             hashes = hashes[: request.most_reusable_of(number)]
         for index in indexes:  # a slot has its blocks in one of them
             more = _column(index.find_matches(hashes, mask), slots)
-            found = list(map(add, found, more))
-    return found
+            blocks = list(map(add, blocks, more))
+    return blocks
 
 
 def _lower_columns(

@@ -142,9 +142,9 @@ def _weight_flips(decision: Decision) -> Iterator[Flip]:
         now = decision.parameters.weight(name)
         ends = (0.0, max(1.0, now) * _WEIGHT_REACH)
         changes = [_change_towards(partial(_loses_at, decision, name), now, end) for end in ends]
-        found = [by for by in changes if by is not None]
-        if found:
-            yield Flip(name, min(found, key=abs))
+        flipping = [by for by in changes if by is not None]
+        if flipping:
+            yield Flip(name, min(flipping, key=abs))
 
 
 def _loses_at(decision: Decision, name: str, value: float) -> bool:
@@ -216,9 +216,13 @@ def preference(decision: Decision) -> Preference | None:
         # Of a pair the preference multiplies a part of the cost only.
         return None
     derived = [item for item in constraints if item.origin != "request"]
-    item = max(derived or constraints, key=lambda one: abs(one.weight or 0.0))
+    item = max(derived or constraints, key=lambda constraint: abs(constraint.weight or 0.0))
     weight = item.weight or 0.0
-    others = {one.taint: one.weight or 0.0 for one in constraints if one.taint != item.taint}
+    others = {
+        constraint.taint: constraint.weight or 0.0
+        for constraint in constraints
+        if constraint.taint != item.taint
+    }
     local: list[tuple[float, float]] = []
     remote: list[float] = []
     for i, worker in enumerate(decision.workers):

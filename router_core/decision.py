@@ -54,9 +54,9 @@ _SETTLED_FROM = 64
 _COUNTING = ("power-of-two", "least-loaded", "device-aware-weighted")
 #: The columns of the inputs.
 _COLUMNS = tuple(
-    one.name
-    for one in fields(CostInputs)
-    if one.name not in ("isl_tokens", "block_size", "prompt_blocks", "added")
+    column.name
+    for column in fields(CostInputs)
+    if column.name not in ("isl_tokens", "block_size", "prompt_blocks", "added")
 )
 
 
@@ -242,8 +242,8 @@ class Decision:
             return ()
         group = self.group
         low = min(self.costs[i] for i in group)
-        found = tuple(i for i in group if self.costs[i] == low)
-        return found if len(found) > 1 else ()
+        cheapest = tuple(i for i in group if self.costs[i] == low)
+        return cheapest if len(cheapest) > 1 else ()
 
     @property
     def group(self) -> Sequence[int]:
@@ -264,9 +264,9 @@ class Decision:
                 return two[1]
             costs = list(costs)
             costs[self.winner] = inf  # a third of the time of the loop below
-            found = costs.index(min(costs))
-            if found != self.winner:
-                return found
+            cheapest = costs.index(min(costs))
+            if cheapest != self.winner:
+                return cheapest
         rest = (i for i in self.pair or self.group if i != self.winner)
         return min(rest, key=lambda i: self.costs[i], default=None)
 
@@ -469,10 +469,13 @@ class Decision:
             inputs.block_size,
             inputs.prompt_blocks,
             **dict(zip(_COLUMNS, columns, strict=True)),  # type: ignore[arg-type]
-            added=None if inputs.added is None else tuple(one.at(at) for one in inputs.added),
+            added=None if inputs.added is None else tuple(column.at(at) for column in inputs.added),
         )
         made["terms"] = tuple(
-            [TermColumn(one.name, one.unit, one.weight, (one.values[at],)) for one in self.terms]
+            [
+                TermColumn(term.name, term.unit, term.weight, (term.values[at],))
+                for term in self.terms
+            ]
         )
         made["costs"], made["winner"] = (self.costs[at],), 0
         return Decision(**made)
@@ -515,7 +518,7 @@ class Decision:
         return next((step for step in self.funnel if step.entered and not step.left), None)
 
 
-_FIELDS = tuple(one.name for one in fields(Decision))
+_FIELDS = tuple(field_.name for field_ in fields(Decision))
 _fields_of = attrgetter(*_FIELDS)
 
 

@@ -187,8 +187,8 @@ class Each(Form):
         if len(value) > self.most:
             refuse(at, value, f"a list of at most {self.most:,}")
         if not self.form.holds_all(value):
-            for place, one in enumerate(value):
-                self.form.check(one, f"{at}[{place}]")
+            for place, item in enumerate(value):
+                self.form.check(item, f"{at}[{place}]")
 
 
 class Row(Form):
@@ -201,8 +201,8 @@ class Row(Form):
     def check(self, value: Any, at: str) -> None:
         if not isinstance(value, (list, tuple)) or len(value) != len(self.forms):
             refuse(at, value, self.expected)
-        for place, (form, one) in enumerate(zip(self.forms, value, strict=True)):
-            form.check(one, f"{at}[{place}]")
+        for place, (form, item) in enumerate(zip(self.forms, value, strict=True)):
+            form.check(item, f"{at}[{place}]")
 
     def holds_all(self, values: Sequence[Any]) -> bool:
         if not {*map(type, values)} <= {list, tuple} or not {*map(len, values)} <= {
@@ -227,13 +227,13 @@ class Table(Form):
     def check(self, value: Any, at: str) -> None:
         if not isinstance(value, Mapping):
             refuse(at, value, self.expected)
-        for name, one in value.items():
+        for name, item in value.items():
             if not _NAME.holds(name):
                 refuse(f"a name in {at}", name, _NAME.expected)
             if self.number is not None and not _is_number(name, self.number):
                 expected = f"a number from 0 to {self.number} in decimal digits"
                 refuse(f"a name in {at}", name, expected)
-            self.form.check(one, f"{at}.{name[:_SHOWN]}")
+            self.form.check(item, f"{at}.{name[:_SHOWN]}")
 
 
 class Fields(Form):

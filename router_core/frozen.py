@@ -17,20 +17,20 @@ def quick_init(cls: type[T]) -> type[T]:
     """
     names: dict[str, Any] = {}
     parameters, lines = ["self"], []
-    for one in fields(cls):  # type: ignore[arg-type]
-        names[f"_set_{one.name}"] = getattr(cls, one.name).__set__
-        value = one.name
-        if one.default is not MISSING:
-            names[f"_default_{one.name}"] = one.default
-            parameters.append(f"{one.name}=_default_{one.name}")
-        elif one.default_factory is not MISSING:
-            names[f"_make_{one.name}"] = one.default_factory
+    for field in fields(cls):  # type: ignore[arg-type]
+        names[f"_set_{field.name}"] = getattr(cls, field.name).__set__
+        value = field.name
+        if field.default is not MISSING:
+            names[f"_default_{field.name}"] = field.default
+            parameters.append(f"{field.name}=_default_{field.name}")
+        elif field.default_factory is not MISSING:
+            names[f"_make_{field.name}"] = field.default_factory
             names["_MISSING"] = MISSING
-            parameters.append(f"{one.name}=_MISSING")
-            value = f"_make_{one.name}() if {one.name} is _MISSING else {one.name}"
+            parameters.append(f"{field.name}=_MISSING")
+            value = f"_make_{field.name}() if {field.name} is _MISSING else {field.name}"
         else:
-            parameters.append(one.name)
-        lines.append(f"    _set_{one.name}(self, {value})")
+            parameters.append(field.name)
+        lines.append(f"    _set_{field.name}(self, {value})")
     source = f"def __init__({', '.join(parameters)}):\n" + "\n".join(lines)
     made: dict[str, Any] = {}
     # As the dataclass decorator itself: a signature with defaults can only be made from source.

@@ -276,7 +276,7 @@ class PrefixIndex(BlockOwnership):
         made._live = self._live
         made._extra = {slot: extra.copy() for slot, extra in self._extra.items()}
         made._extra_total = self._extra_total.copy()
-        made.detached = {slot: one.copy() for slot, one in self.detached.items()}
+        made.detached = {slot: blocks.copy() for slot, blocks in self.detached.items()}
         made._grouped = self._grouped
         made._groups = {slot: groups.copy() for slot, groups in self._groups.items()}
         return made

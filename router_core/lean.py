@@ -154,25 +154,25 @@ class LeanRouter:
     @staticmethod
     def supports(config: RouterConfig) -> bool:
         """Whether a LeanRouter decides as a Router with this configuration."""
-        inputs = {one.name for one in fields(CostInputs)}
-        parameters = {one.name for one in fields(CostParameters)}
+        inputs = {column.name for column in fields(CostInputs)}
+        parameters = {parameter.name for parameter in fields(CostParameters)}
         if not (inputs <= _INPUTS and parameters <= _PARAMETERS):
             return False
         if CostParameters.for_stage(config, "aggregated").weights:
             return False  # terms with columns that it does not read
         default = RouterConfig()
         return config.router_mode in _MODES and all(
-            getattr(config, one.name) == getattr(default, one.name)
-            for one in fields(config)
-            if one.name not in _FOLLOWED
+            getattr(config, setting.name) == getattr(default, setting.name)
+            for setting in fields(config)
+            if setting.name not in _FOLLOWED
         )
 
     def overlaps(self, hashes: Sequence[int], limit: int) -> dict[int, int]:
         """Leading blocks of a prompt, at most ``limit``, that each rank holds; without zeros."""
-        found: dict[int, int] = {}
+        depths: dict[int, int] = {}
         limit = min(limit, len(hashes))
         if not limit:
-            return found
+            return depths
         first = hashes[0]
         for rank, holding in enumerate(self._index.holdings):
             if first not in holding:
@@ -187,8 +187,8 @@ class LeanRouter:
                     low = middle + 1
                 else:
                     high = middle
-            found[rank] = low
-        return found
+            depths[rank] = low
+        return depths
 
     def choose(
         self,
@@ -229,10 +229,10 @@ class LeanRouter:
         self, hashes: Sequence[int], overlaps: Mapping[int, int]
     ) -> tuple[list[int], list[int]]:
         """Blocks in host memory and on disk behind those that each rank holds."""
-        found = [
+        tiers = [
             below(hashes, overlaps.get(rank, 0)) for rank, below in enumerate(self._index.lower)
         ]
-        return [host for host, _ in found], [disk for _, disk in found]
+        return [host for host, _ in tiers], [disk for _, disk in tiers]
 
     def _choose_among(
         self,

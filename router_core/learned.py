@@ -166,7 +166,7 @@ class LearnedIndex:
             return 0
         self.live &= ~(1 << slot)
         self._unproven.pop(slot, None)
-        self._leases = {key: one for key, one in self._leases.items() if one.slot != slot}
+        self._leases = {key: lease for key, lease in self._leases.items() if lease.slot != slot}
         self._due = [entry for entry in self._due if entry[1] != slot]
         self._due.sort()
         if held:
@@ -236,14 +236,14 @@ class LearnedIndex:
         return held + [
             {
                 "request": list(key),
-                "slot": one.slot,
-                "leased": list(one.blocks),
+                "slot": lease.slot,
+                "leased": list(lease.blocks),
                 "fresh": [
-                    block for block in one.fresh if block in self._unproven.get(one.slot, ())
+                    block for block in lease.fresh if block in self._unproven.get(lease.slot, ())
                 ],
-                "at": one.at,
+                "at": lease.at,
             }
-            for key, one in self._leases.items()
+            for key, lease in self._leases.items()
         ]
 
     def load(self, plain: Sequence[Mapping[str, Any]], path: str = "learned") -> None:
@@ -439,9 +439,9 @@ class RecencyIndex(LearnedIndex):
         size = len(shards)
         fresh = []
         for block in reversed(blocks):
-            one = used.get(block)
-            if one is not None:
-                used[block] = (one[0] + 1, now)
+            uses = used.get(block)
+            if uses is not None:
+                used[block] = (uses[0] + 1, now)
                 continue
             if held.pop(block, None) is None:
                 shard = shards[block % size]

@@ -308,13 +308,13 @@ class ActiveSequences:
         stages = self._stages.get(request_id, ())
         ending = stages if stage is None else tuple(s for s in stages if s == stage)
         changed = []
-        for one in ending:
-            booking = self._bookings[request_id, one]
+        for hop in ending:
+            booking = self._bookings[request_id, hop]
             slot = booking.slot
             gone = self._drop(booking)
-            del self._bookings[request_id, one]
-            self._of_slot[slot].pop((request_id, one), None)
-            self._end_prefill((request_id, one), booking, now)
+            del self._bookings[request_id, hop]
+            self._of_slot[slot].pop((request_id, hop), None)
+            self._end_prefill((request_id, hop), booking, now)
             self.requests[slot] -= 1
             self.hashes -= len(booking.sequence_hashes)
             self._blocks[slot] -= booking.anonymous_blocks + booking.output_blocks + gone
@@ -427,8 +427,10 @@ class ActiveSequences:
         if prefills is None:
             # Those before it have no duration, so the time since when one is the anchor is unused.
             prefills = self.decaying[slot] = _Prefills(self.prefill_tokens[slot], now)
-            earlier = ((one, self._bookings[one]) for one in self._of_slot[slot] if one != key)
-            prefills.active.update((one, row) for one, row in earlier if row.prefill_tokens)
+            earlier = (
+                (other, self._bookings[other]) for other in self._of_slot[slot] if other != key
+            )
+            prefills.active.update((other, row) for other, row in earlier if row.prefill_tokens)
         prefills.active[key] = booking
         prefills.tokens += booking.prefill_tokens
         prefills.predicted += booking.predicted_s is not None

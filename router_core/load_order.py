@@ -82,7 +82,7 @@ class LoadOrder:
     def cheapest(self, within: int, rest: float) -> list[int] | None:
         """The groups, as masks, that can have one of the two lowest costs of the slots ``within``,
         where each costs its key + ``rest``. None if they are far behind in the order."""
-        found: list[int] = []
+        cheapest: list[int] = []
         groups = self._groups
         limit, count, left = inf, 0, _FAR
         for key, load in self._order:
@@ -90,7 +90,7 @@ class LoadOrder:
                 break
             members = groups[load] & within
             if members:
-                found.append(members)
+                cheapest.append(members)
                 count += members.bit_count()
                 if limit == inf and count > 1:
                     limit = key + _MARGIN * (1.0 + abs(key) + abs(rest))
@@ -98,7 +98,7 @@ class LoadOrder:
                 return None
             else:
                 left -= 1
-        return found
+        return cheapest
 
 
 class LoadOrders:
@@ -131,22 +131,22 @@ class LoadOrders:
         Sets that differ from request to request are not worth an order.
         """
         key = (mask, per_token, per_block)
-        found = self._orders.get(key)
-        if found is None:
+        order = self._orders.get(key)
+        if order is None:
             before, self._wanted = self._wanted, key
             if before != key:
                 return None
             if len(self._orders) >= _MOST_ORDERS:
                 self._orders.pop(next(iter(self._orders)))
-            found = self._orders[key] = LoadOrder(mask, per_token, per_block)
+            order = self._orders[key] = LoadOrder(mask, per_token, per_block)
         total = self._forgotten + len(self._changed)
-        if found.seen != total:
-            if found.seen < self._forgotten or found.seen < 0:
-                found.renew(tokens, blocks)
+        if order.seen != total:
+            if order.seen < self._forgotten or order.seen < 0:
+                order.renew(tokens, blocks)
             else:
-                found.update({*self._changed[found.seen - self._forgotten :]}, tokens, blocks)
-            found.seen = total
-        return found
+                order.update({*self._changed[order.seen - self._forgotten :]}, tokens, blocks)
+            order.seen = total
+        return order
 
 
 class LazyColumn(Sequence[T]):

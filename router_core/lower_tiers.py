@@ -136,7 +136,7 @@ class LowerTiers:
         ``start``: leading blocks cached on the device; ``parent``: the slot's name of the last of
         them, None without any. Cost: one look-up for each block found.
         """
-        end, found = len(local_hashes), []
+        end, counts = len(local_hashes), []
         for tier in (HOST, DISK):
             held, begin = self._chains[tier].get(slot), start
             if held is not None:
@@ -146,8 +146,8 @@ class LowerTiers:
                     if name is None:
                         break
                     parent, start = name, start + 1
-            found.append(start - begin)
-        return found[0], found[1]
+            counts.append(start - begin)
+        return counts[0], counts[1]
 
     # -- dump and restore --------------------------------------------------------------------
 

@@ -94,8 +94,8 @@ class PackedTable:
         if self._crowded:
             if any(self.find(key, is_meant) for key in keys):
                 return False
-            for one, key in enumerate(keys, value):
-                self.add(key, one)
+            for added, key in enumerate(keys, value):
+                self.add(key, added)
             return True
         shards, first = self._shards, value
         for rest in map(mod, keys, repeat(_PRIME)):
@@ -137,7 +137,7 @@ class PackedTable:
         while (entry := shard[at % size]) != wanted:
             at += 1
             if not entry or at == end:
-                left = tuple(one for one in self._crowded.pop(rest) if one != value)
+                left = tuple(other for other in self._crowded.pop(rest) if other != value)
                 if left:
                     self._crowded[rest] = left
                 return
@@ -168,7 +168,7 @@ class PackedTable:
     def _place(self, rest: int, entry: int) -> None:
         """Put an entry at a free place, in a larger array if there is none near."""
         while not _put(shard := self._shards[rest & _LOW], entry):
-            entries = [] if shard is _NO_SHARD else [one for one in shard if one]
+            entries = [] if shard is _NO_SHARD else [entry for entry in shard if entry]
             if 2 * len(entries) < len(shard) and shard is not _NO_SHARD:
                 value = entry & _VALUE
                 self._crowded[rest] = (*self._crowded.get(rest, ()), value)
@@ -176,10 +176,10 @@ class PackedTable:
             # Different first sizes, so that the arrays do not all grow at the same time.
             size = 2 * len(shard) if entries else _FIRST_SIZE + (rest & _FIRST_SIZE - 1)
             self._shards[rest & _LOW] = larger = array("Q", bytes(8 * size))
-            for one in entries:
-                if not _put(larger, one):
-                    other = one >> VALUE_BITS
-                    self._crowded[other] = (*self._crowded.get(other, ()), one & _VALUE)
+            for entry in entries:
+                if not _put(larger, entry):
+                    other = entry >> VALUE_BITS
+                    self._crowded[other] = (*self._crowded.get(other, ()), entry & _VALUE)
 
 
 def _put(shard: "array[int]", entry: int) -> bool:

@@ -58,12 +58,12 @@ def following_costs(
 def _decode_hop(
     view: RoutingView, request: RoutingRequest, implied: ImpliedConstraints, context: DecodeContext
 ) -> _DecodeHop | None:
-    one = context(request.constraints.merged(implied.constraints))
-    mask = eligible(view, one, view.profile.filters)
+    hop = context(request.constraints.merged(implied.constraints))
+    mask = eligible(view, hop, view.profile.filters)
     if not mask and implied.relaxable:
-        one = context(request.constraints)
-        mask = eligible(view, one, view.profile.filters)
-    return _DecodeHop(view, one, mask) if mask else None
+        hop = context(request.constraints)
+        mask = eligible(view, hop, view.profile.filters)
+    return _DecodeHop(view, hop, mask) if mask else None
 
 
 class _DecodeHop:
@@ -100,22 +100,22 @@ class _DecodeHop:
             return self.lowest
         masks = view.classes.of(view.registry, table, place)
         lowest = math.inf
-        for one in self.cheapest:
+        for group in self.cheapest:
             # The operations and their order are those of total_costs: equal to the last bit.
-            found: list[float] = []
+            costs: list[float] = []
             nearer = 0
             for level, members in enumerate((*masks, ~0)):
-                mask = members & one.mask & ~nearer
+                mask = members & group.mask & ~nearer
                 if not mask:
                     continue
                 # Where nearer is not slower, the ranks of nearer classes may count here too: it
                 # changes no minimum, and most places share the masks of the wide levels.
                 ranks = mask | nearer if self.ordered else mask
-                found.append(one.base_in(ranks) + seconds[level] * self.weight)
+                costs.append(group.base_in(ranks) + seconds[level] * self.weight)
                 nearer |= mask
-            if one.multiplier != 1.0:
-                found = [cost * one.multiplier for cost in found]
-            lowest = min(lowest, *found)
+            if group.multiplier != 1.0:
+                costs = [cost * group.multiplier for cost in costs]
+            lowest = min(lowest, *costs)
         return lowest
 
 
@@ -136,7 +136,7 @@ class _Cheapest:
         self.multiplier = multiplier
         self._base = dict(zip(slots, base, strict=True))
         if multipliers is not None:
-            own = (s for s, one in zip(slots, multipliers, strict=True) if one == multiplier)
+            own = (s for s, other in zip(slots, multipliers, strict=True) if other == multiplier)
             self._base = {slot: self._base[slot] for slot in own}
         self._order = sorted(self._base, key=self._base.__getitem__)
         self.mask = sum(1 << slot for slot in self._order)
@@ -144,12 +144,12 @@ class _Cheapest:
 
     def base_in(self, mask: int) -> float:
         """The lowest cost before the transfer in ``mask``, which has at least one rank of these."""
-        found = self._found.get(mask)
-        if found is None:
+        lowest = self._found.get(mask)
+        if lowest is None:
             count = mask.bit_count()
             if count * count <= len(self._order):
-                found = min(map(self._base.__getitem__, slots_of(mask)))
+                lowest = min(map(self._base.__getitem__, slots_of(mask)))
             else:
-                found = self._base[next(slot for slot in self._order if mask >> slot & 1)]
-            self._found[mask] = found
-        return found
+                lowest = self._base[next(slot for slot in self._order if mask >> slot & 1)]
+            self._found[mask] = lowest
+        return lowest

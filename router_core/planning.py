@@ -258,7 +258,7 @@ def _queued(view: RoutingView, request: RoutingRequest, decision: Decision) -> D
     if not policy.queues:
         why = f"the class {policy.name} of the router queue has no threshold"
         return _without_queue(request, decision, why)
-    found = Queueing(
+    queueing = Queueing(
         policy.name,
         policy.queue_policy,
         uncached,
@@ -270,16 +270,16 @@ def _queued(view: RoutingView, request: RoutingRequest, decision: Decision) -> D
     )
     needs, nearest = _over(decision, inputs.prefill_tokens, policy)
     if needs > 0:
-        found = replace(found, all_busy=True, needs=math.ceil(needs), nearest=nearest)
+        queueing = replace(queueing, all_busy=True, needs=math.ceil(needs), nearest=nearest)
     if not queue.known:
-        return replace(decision, queue=replace(found, backlog=None, ahead=None))
+        return replace(decision, queue=replace(queueing, backlog=None, ahead=None))
     backlog = queue.stats(request.model, policy.name).requests
     if not backlog:
-        return replace(decision, queue=found)
+        return replace(decision, queue=queueing)
     value = score(policy.queue_policy, request.arrived_at, request.priority, uncached)
     key = (-request.strict_priority, -value, math.inf)
     ahead = queue.ahead(request.model, policy.name, key)
-    return replace(decision, queue=replace(found, backlog=backlog, ahead=ahead))
+    return replace(decision, queue=replace(queueing, backlog=backlog, ahead=ahead))
 
 
 def _without_queue(request: RoutingRequest, decision: Decision, why: str) -> Decision:
@@ -421,12 +421,12 @@ def _bypass(
             decode_load,
         )
 
-    found = verdict(alone.winner)
+    bypass = verdict(alone.winner)
     drawn = False
     if detail:
         likely = range(len(alone.costs)) if alone.temperature > 0 else alone.tied
-        drawn = any(verdict(other).bypassed != found.bypassed for other in likely)
-    return replace(found, drawn=True) if drawn else found, alone
+        drawn = any(verdict(other).bypassed != bypass.bypassed for other in likely)
+    return replace(bypass, drawn=True) if drawn else bypass, alone
 
 
 def _prefill_load(prefill: Decision, threshold: float | None) -> BusyLine | None:
@@ -497,7 +497,7 @@ def _capacity(view: RoutingView, request: RoutingRequest) -> tuple[int | None, i
 
 def _decode_if_none_was_busy(view: RoutingView, request: RoutingRequest) -> int:
     """The slots that pass all filters of the decode hop, busy or not."""
-    calm = tuple(one for one in view.profile.filters if one.name != "busy")
+    calm = tuple(filter_ for filter_ in view.profile.filters if filter_.name != "busy")
     return eligible(view, _context(view, request, "decode"), calm)
 
 

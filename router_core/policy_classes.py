@@ -61,12 +61,12 @@ class PolicyClass:
 
     def limit(self, max_num_batched_tokens: int) -> float:
         """Active prefill tokens above which (strictly) a rank is busy for this class."""
-        found = math.inf
+        limit = math.inf
         if self.prefill_busy_threshold is not None:
-            found = self.prefill_busy_threshold
+            limit = self.prefill_busy_threshold
         if self.prefill_busy_threshold_frac is not None:
-            found = min(found, self.prefill_busy_threshold_frac * max_num_batched_tokens)
-        return found
+            limit = min(limit, self.prefill_busy_threshold_frac * max_num_batched_tokens)
+        return limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +84,13 @@ class PolicyTable:
     @property
     def queues(self) -> bool:
         """Whether any request can wait."""
-        return any(one.queues for one in self.classes)
+        return any(policy_class.queues for policy_class in self.classes)
 
     def named(self, name: str) -> PolicyClass | None:
         """The class of that name."""
-        return next((one for one in self.classes if one.name == name), None)
+        return next(
+            (policy_class for policy_class in self.classes if policy_class.name == name), None
+        )
 
     def class_of(self, wanted: str | None, uncached_tokens: int) -> PolicyClass:
         """The class of a request that names the family or explicit class ``wanted``.
@@ -97,17 +99,17 @@ class PolicyTable:
         """
         if self.default_family is None:
             return self.classes[0]
-        for one in self.classes:
-            if one.policy_family is None and one.name == wanted:
-                return one
-        families = {one.policy_family for one in self.classes}
+        for policy_class in self.classes:
+            if policy_class.policy_family is None and policy_class.name == wanted:
+                return policy_class
+        families = {policy_class.policy_family for policy_class in self.classes}
         family = wanted if wanted is not None and wanted in families else self.default_family
         place = bisect_right(self.buckets, uncached_tokens, key=lambda bucket: bucket[0]) - 1
         bucket = self.buckets[place][1]
         return next(
-            one
-            for one in self.classes
-            if one.policy_family == family and one.cache_bucket == bucket
+            policy_class
+            for policy_class in self.classes
+            if policy_class.policy_family == family and policy_class.cache_bucket == bucket
         )
 
 
@@ -123,8 +125,8 @@ class PolicyClasses:
 
     def table(self, model: str, config: RouterConfig) -> PolicyTable:
         """The table of a model; that of ``config`` where none is configured for it."""
-        found = self.models.get(model, self.root)
-        return found if found is not None else default_table(config)
+        table = self.models.get(model, self.root)
+        return table if table is not None else default_table(config)
 
     def dump(self) -> dict[str, Any]:
         """Plain data that :func:`read_policy_classes` takes."""
@@ -165,11 +167,11 @@ def read_policy_classes(plain: Any) -> PolicyClasses:
     root = None
     if any(name in document for name in _TABLE):
         root = _table({name: document[name] for name in _TABLE if name in document}, "")
-    found = _mapping(document.get("models", {}), "models")
-    if len(found) > MOST_MODELS:
-        raise ConfigError(f"models: expected at most {MOST_MODELS}, got {len(found):,}")
+    tables = _mapping(document.get("models", {}), "models")
+    if len(tables) > MOST_MODELS:
+        raise ConfigError(f"models: expected at most {MOST_MODELS}, got {len(tables):,}")
     models = {}
-    for name, table in found.items():
+    for name, table in tables.items():
         if not isinstance(name, str) or not name:
             raise ConfigError(f"models: expected names of models, got {shown(name)}")
         models[name] = _table(_mapping(table, f"models.{name}"), f"models.{name}.")
@@ -191,10 +193,10 @@ def _table(plain: Mapping[str, Any], at: str) -> PolicyTable:
     classes: list[PolicyClass] = []
     for number, row in enumerate(rows):
         where = f"{at}policy_classes[{number}]"
-        one = _class(_mapping(row, where), where, [name for _, name in buckets])
-        if any(one.name == other.name for other in classes):
-            raise ConfigError(f"{where}.name: {one.name!r} occurs twice")
-        classes.append(one)
+        policy_class = _class(_mapping(row, where), where, [name for _, name in buckets])
+        if any(policy_class.name == other.name for other in classes):
+            raise ConfigError(f"{where}.name: {policy_class.name!r} occurs twice")
+        classes.append(policy_class)
     default = _name(plain["default_policy_family"], f"{at}default_policy_family")
     _check_families(classes, default, [bucket for _, bucket in buckets], at)
     return PolicyTable(tuple(classes), default, buckets)
@@ -227,25 +229,27 @@ def _check_families(
 
 
 def _buckets(plain: Any, at: str) -> tuple[tuple[int, str], ...]:
-    found: list[tuple[int, str]] = []
+    buckets: list[tuple[int, str]] = []
     for number, row in enumerate(_list(plain, at, MOST_BUCKETS)):
         where = f"{at}[{number}]"
         bucket = _mapping(row, where)
         _only(bucket, ("min_tokens", "bucket"), f"{where}.")
         least = _whole(bucket.get("min_tokens"), f"{where}.min_tokens")
         name = _name(bucket.get("bucket"), f"{where}.bucket")
-        if not found and least != 0:
+        if not buckets and least != 0:
             raise ConfigError(f"{where}.min_tokens: expected 0 for the first bucket, got {least}")
-        if found and least <= found[-1][0]:
-            raise ConfigError(f"{where}.min_tokens: expected more than {found[-1][0]}, got {least}")
-        if any(name == other for _, other in found):
+        if buckets and least <= buckets[-1][0]:
+            raise ConfigError(
+                f"{where}.min_tokens: expected more than {buckets[-1][0]}, got {least}"
+            )
+        if any(name == other for _, other in buckets):
             raise ConfigError(f"{where}.bucket: {name!r} occurs twice")
-        found.append((least, name))
-    return tuple(found)
+        buckets.append((least, name))
+    return tuple(buckets)
 
 
 def _class(row: Mapping[str, Any], at: str, buckets: Sequence[str]) -> PolicyClass:
-    _only(row, [one.name for one in fields(PolicyClass)], f"{at}.")
+    _only(row, [item.name for item in fields(PolicyClass)], f"{at}.")
     name = _name(row.get("name"), f"{at}.name")
     policy = row.get("queue_policy", "fcfs")
     if policy not in QUEUE_POLICIES:
@@ -305,10 +309,10 @@ def _dumped(table: PolicyTable) -> dict[str, Any]:
         "policy_classes": [
             {
                 item.name: value
-                for item in fields(one)
-                if (value := getattr(one, item.name)) is not None
+                for item in fields(policy_class)
+                if (value := getattr(policy_class, item.name)) is not None
             }
-            for one in table.classes
+            for policy_class in table.classes
         ],
     }
 

@@ -39,12 +39,12 @@ class QueueFull:
                 f"waited {self.current:,} s in the class {self.policy_class} of the router queue, "
                 f"the limit is {self.limit:,} s"
             )
-        one = self.current == 1
+        single = self.current == 1
         what = {
-            "raw_isl_tokens": "prompt token" if one else "prompt tokens",
-            "cached_tokens": "cached prompt token" if one else "cached prompt tokens",
-        }.get(self.limit_kind, "request" if one else "requests")
+            "raw_isl_tokens": "prompt token" if single else "prompt tokens",
+            "cached_tokens": "cached prompt token" if single else "cached prompt tokens",
+        }.get(self.limit_kind, "request" if single else "requests")
         where = f"in the class {self.policy_class} of the router queue, its limit"
         if self.limit_kind == "total_requests":
             where = "in the router queue, the limit"
-        return f"{self.current:,} {what} {'waits' if one else 'wait'} {where} is {self.limit:,}"
+        return f"{self.current:,} {what} {'waits' if single else 'wait'} {where} is {self.limit:,}"

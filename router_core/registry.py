@@ -51,8 +51,8 @@ class CandidateSet:
         slots = self.slots
         count = len(slots)
         if count and slots[-1] - slots[0] == count - 1:
-            found = column[slots[0] : slots[-1] + 1]
-            return found if isinstance(found, list) else list(found)
+            values = column[slots[0] : slots[-1] + 1]
+            return values if isinstance(values, list) else list(values)
         return list(itemgetter(*slots)(column)) if count > 1 else [column[slot] for slot in slots]
 
 

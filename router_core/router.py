@@ -629,7 +629,7 @@ class Router:
         tracker.default = default
         tracker.grow(self.registry.capacity)
         present, plain = self.busy.default.to_dict(), self.busy.dump()
-        other = {name: one for name, one in default.to_dict().items() if one != present[name]}
+        other = {name: limit for name, limit in default.to_dict().items() if limit != present[name]}
         own = {model: {**values, **other} for model, values in plain["thresholds"].items()}
         tracker.load_dump({**plain, "thresholds": own})
         return tracker
@@ -835,7 +835,7 @@ class Router:
         total = self.index.table_size + self.tiers.total_blocks
         if total <= bound.total_blocks:
             return None
-        sizes = {one: self._size(one) for one in self.freshness}
+        sizes = {rank: self._size(rank) for rank in self.freshness}
         largest = max(sizes, key=sizes.__getitem__)
         why = (
             f"all ranks have {total:,} blocks, expected at most {bound.total_blocks:,}; this one "

@@ -147,39 +147,49 @@ class RouterQueue:
 
     def models(self) -> list[str]:
         """Models with waiting requests."""
-        return list(dict.fromkeys(model for (model, _), one in self._classes.items() if one.lanes))
+        return list(
+            dict.fromkeys(model for (model, _), waiting in self._classes.items() if waiting.lanes)
+        )
 
     def stats(self, model: str, policy_class: str) -> ClassStats:
         """What waits in a class of a model."""
-        found = self._classes.get((model, policy_class))
-        if found is None:
+        waiting = self._classes.get((model, policy_class))
+        if waiting is None:
             return ClassStats()
-        return ClassStats(found.requests, found.isl_tokens, found.cached_tokens)
+        return ClassStats(waiting.requests, waiting.isl_tokens, waiting.cached_tokens)
 
     def ahead(self, model: str, policy_class: str, key: Key) -> int:
         """Requests of the class that go before one with ``key``."""
-        found = self._classes.get((model, policy_class))
-        lanes = () if found is None else found.lanes.values()
-        return sum(one.request_id in self._entries and k < key for heap in lanes for k, one in heap)
+        waiting = self._classes.get((model, policy_class))
+        lanes = () if waiting is None else waiting.lanes.values()
+        return sum(
+            entry.request_id in self._entries and k < key for heap in lanes for k, entry in heap
+        )
 
-    def full(self, model: str, one: PolicyClass, workers: int, most: int) -> QueueFull | None:
+    def full(
+        self, model: str, policy_class: PolicyClass, workers: int, most: int
+    ) -> QueueFull | None:
         """The limit that keeps another request from waiting, as in Dynamo compared before it is
         added: the request that crosses a limit may wait, the next one may not.
 
         ``workers`` of the model scale the limits of the class; ``most`` requests of all classes
         and models may wait.
         """
-        stats = self.stats(model, one.name)
+        stats = self.stats(model, policy_class.name)
         limits: tuple[tuple[LimitKind, int, int | None], ...] = (
-            ("requests", stats.requests, one.request_queue_limit_per_worker),
-            ("raw_isl_tokens", stats.isl_tokens, one.raw_isl_token_queue_limit_per_worker),
-            ("cached_tokens", stats.cached_tokens, one.cached_token_queue_limit_per_worker),
+            ("requests", stats.requests, policy_class.request_queue_limit_per_worker),
+            ("raw_isl_tokens", stats.isl_tokens, policy_class.raw_isl_token_queue_limit_per_worker),
+            (
+                "cached_tokens",
+                stats.cached_tokens,
+                policy_class.cached_token_queue_limit_per_worker,
+            ),
         )
         for kind, current, limit in limits:
             if limit is not None and current >= limit * workers:
-                return QueueFull(one.name, kind, current, limit * workers)
+                return QueueFull(policy_class.name, kind, current, limit * workers)
         if len(self._entries) >= most:
-            return QueueFull(one.name, "total_requests", len(self._entries), most)
+            return QueueFull(policy_class.name, "total_requests", len(self._entries), most)
         return None
 
     def next(
@@ -196,13 +206,13 @@ class RouterQueue:
         ring = self._ring(model, table)
         heads: dict[str, QueueEntry] = {}
         credits: dict[str, int] = {}
-        quanta = {one.name: one.quantum for one in table.classes}
+        quanta = {policy_class.name: policy_class.quantum for policy_class in table.classes}
         for name in ring:
-            one = self._classes.get((model, name))
-            head = None if one is None else self._head(one, admissible)
-            if head is None or one is None:
+            waiting = self._classes.get((model, name))
+            head = None if waiting is None else self._head(waiting, admissible)
+            if head is None or waiting is None:
                 continue
-            heads[name], credits[name] = head, one.credit
+            heads[name], credits[name] = head, waiting.credit
             if head.cost > credits[name]:
                 credits[name] += quanta.get(name, 1)
             if head.cost <= credits[name]:
@@ -263,9 +273,9 @@ class RouterQueue:
             return False
         if cursor is not None:
             for name, credit in credits:
-                one = self._classes.get((entry.model, name))
-                if one is not None:
-                    one.credit = credit
+                waiting = self._classes.get((entry.model, name))
+                if waiting is not None:
+                    waiting.credit = credit
             self._cursors[entry.model] = cursor
         self._remove(entry)
         return True
@@ -285,7 +295,7 @@ class RouterQueue:
                 ]
                 for e in self._entries.values()
             ],
-            "credits": [[*key, one.credit] for key, one in self._classes.items()],
+            "credits": [[*key, waiting.credit] for key, waiting in self._classes.items()],
             "cursors": dict(self._cursors),
         }  # fmt: skip
 
@@ -318,33 +328,33 @@ class RouterQueue:
 
     def _put(self, entry: QueueEntry) -> None:
         self._entries[entry.request_id] = entry
-        one = self._classes.setdefault((entry.model, entry.policy_class), _ClassQueue())
-        heapq.heappush(one.lanes.setdefault(entry.lane, []), (entry.key, entry))
-        one.requests += 1
-        one.isl_tokens += entry.isl_tokens
-        one.cached_tokens += entry.cached_tokens
+        waiting = self._classes.setdefault((entry.model, entry.policy_class), _ClassQueue())
+        heapq.heappush(waiting.lanes.setdefault(entry.lane, []), (entry.key, entry))
+        waiting.requests += 1
+        waiting.isl_tokens += entry.isl_tokens
+        waiting.cached_tokens += entry.cached_tokens
 
     def _remove(self, entry: QueueEntry) -> None:
         del self._entries[entry.request_id]
         key = (entry.model, entry.policy_class)
-        one = self._classes[key]
-        one.requests -= 1
-        one.isl_tokens -= entry.isl_tokens
-        one.cached_tokens -= entry.cached_tokens
-        if not one.requests:
+        waiting = self._classes[key]
+        waiting.requests -= 1
+        waiting.isl_tokens -= entry.isl_tokens
+        waiting.cached_tokens -= entry.cached_tokens
+        if not waiting.requests:
             # An empty class keeps no credit.
             del self._classes[key]
             return
-        heap = one.lanes[entry.lane]
+        heap = waiting.lanes[entry.lane]
         self._trim(heap)
         if not heap:
-            del one.lanes[entry.lane]
-        elif sum(len(lane) for lane in one.lanes.values()) > 2 * one.requests + 16:
-            self._compact(one)
+            del waiting.lanes[entry.lane]
+        elif sum(len(lane) for lane in waiting.lanes.values()) > 2 * waiting.requests + 16:
+            self._compact(waiting)
 
     def _ring(self, model: str, table: PolicyTable) -> list[str]:
         """The classes from the one whose turn is next."""
-        names = [one.name for one in table.classes]
+        names = [policy_class.name for policy_class in table.classes]
         # Classes that the table no longer has drain too.
         names += [n for (m, n), _ in self._classes.items() if m == model and n not in names]
         cursor = self._cursors.get(model)
@@ -352,10 +362,10 @@ class RouterQueue:
         return names[at:] + names[:at]
 
     def _head(
-        self, one: _ClassQueue, admissible: Callable[[QueueEntry], bool]
+        self, waiting: _ClassQueue, admissible: Callable[[QueueEntry], bool]
     ) -> QueueEntry | None:
         """The first entry of the class whose lane is not blocked."""
-        heads = sorted(heap[0] for heap in one.lanes.values())
+        heads = sorted(heap[0] for heap in waiting.lanes.values())
         return next((entry for _, entry in heads if admissible(entry)), None)
 
     def _turn(
@@ -363,10 +373,10 @@ class RouterQueue:
     ) -> Turn:
         entry = heads[name]
         credits[name] -= entry.cost
-        one = self._classes[entry.model, name]
+        waiting = self._classes[entry.model, name]
         # A class that can pay for its next request too keeps its turn.
-        rest = [heap[0][1] for lane, heap in one.lanes.items() if lane != entry.lane]
-        rest += self._second(one.lanes[entry.lane])
+        rest = [heap[0][1] for lane, heap in waiting.lanes.items() if lane != entry.lane]
+        rest += self._second(waiting.lanes[entry.lane])
         following = min(rest, key=lambda other: other.key, default=None)
         stays = following is not None and following.cost <= credits[name]
         cursor = name if stays else ring[(ring.index(name) + 1) % len(ring)]
@@ -391,8 +401,8 @@ class RouterQueue:
         while heap and self._entries.get(heap[0][1].request_id) is not heap[0][1]:
             heapq.heappop(heap)
 
-    def _compact(self, one: _ClassQueue) -> None:
-        for heap in one.lanes.values():
+    def _compact(self, waiting: _ClassQueue) -> None:
+        for heap in waiting.lanes.values():
             heap[:] = [row for row in heap if self._entries.get(row[1].request_id) is row[1]]
             heapq.heapify(heap)
 

@@ -328,7 +328,7 @@ class Profile:
 
     def with_filters(self, *filters: Filter) -> Profile:
         """A copy with ``filters`` added before the filters that read load (capacity and busy)."""
-        names = [one.name for one in self.filters]
+        names = [filter_.name for filter_ in self.filters]
         places = [names.index(name) for name in ("decode_capacity", "busy") if name in names]
         at = min(places, default=len(names))
         return replace(self, filters=(*self.filters[:at], *filters, *self.filters[at:]))

@@ -165,8 +165,8 @@ def _with_reasons(
 ) -> list[FunnelStep]:
     """The funnel with up to ``limit`` rejections of each step; None: all."""
     return [
-        replace(step, rejected=_rejections(one, out, view, context, limit)) if out else step
-        for step, (one, out) in zip(funnel, rejected, strict=True)
+        replace(step, rejected=_rejections(filter_, out, view, context, limit)) if out else step
+        for step, (filter_, out) in zip(funnel, rejected, strict=True)
     ]
 
 
@@ -403,7 +403,7 @@ def _is_known(inputs: CostInputs, parameters: CostParameters) -> bool:
 @lru_cache(maxsize=16)
 def _other_fields(kind: Any, known: frozenset[str]) -> tuple[str, ...]:
     """The fields of a dataclass that are not ``known``."""
-    return tuple(one.name for one in fields(kind) if one.name not in known)
+    return tuple(item.name for item in fields(kind) if item.name not in known)
 
 
 def _classes(
@@ -460,7 +460,7 @@ def _bound_worker(
     bound = bound_rank(view, context)
     if bound is None:
         return None
-    excluded = next((one.name for one, out in rejected if out >> bound.slot & 1), None)
+    excluded = next((filter_.name for filter_, out in rejected if out >> bound.slot & 1), None)
     return BoundWorker(view.registry.worker(bound.slot).name, bound.ref, bound.left_s, excluded)
 
 
@@ -478,13 +478,13 @@ def _among(
 
 
 def _rejections(
-    one: Filter, mask: int, view: RoutingView, context: SelectionContext, limit: int | None
+    filter_: Filter, mask: int, view: RoutingView, context: SelectionContext, limit: int | None
 ) -> tuple[Rejection, ...]:
     registry = view.registry
     slots = registry.candidates(mask).slots[:limit]
     return tuple(
         Rejection(
-            registry.worker(slot), registry.ref(slot).dp_rank, one.reason(slot, view, context)
+            registry.worker(slot), registry.ref(slot).dp_rank, filter_.reason(slot, view, context)
         )
         for slot in slots
     )
@@ -505,8 +505,8 @@ def _refused(funnel: Sequence[FunnelStep], context: SelectionContext) -> Outcome
 def eligible(view: RoutingView, context: SelectionContext, filters: Sequence[Filter]) -> int:
     """The slots that pass all filters, without reasons; used by the decode-capacity guard."""
     mask = view.registry.alive
-    for one in filters:
-        passing = one.mask(view, context)
+    for filter_ in filters:
+        passing = filter_.mask(view, context)
         if passing is not None:
             mask &= passing
     return mask

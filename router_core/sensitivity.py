@@ -94,12 +94,12 @@ def consequences(question: Question, unknown: Unknown) -> Iterator[Consequence]:
     """The ways in which one unknown input alone changes the plan, one for each value."""
     for name, values in unknown.settings.items():
         for value in values:
-            found = _under_setting(question, name, value)
-            if found is not None:
-                yield replace(found, setting=name, value=value)
-    found = _in_bounds(question, question.plan, (unknown,))
-    if found is not None:
-        yield found
+            consequence = _under_setting(question, name, value)
+            if consequence is not None:
+                yield replace(consequence, setting=name, value=value)
+    consequence = _in_bounds(question, question.plan, (unknown,))
+    if consequence is not None:
+        yield consequence
 
 
 def certain(question: Question, unknowns: Iterable[Unknown]) -> bool:
@@ -107,12 +107,12 @@ def certain(question: Question, unknowns: Iterable[Unknown]) -> bool:
 
     False where a winner is drawn: between equal costs, or above temperature 0.
     """
-    found = list(unknowns)
+    ranges = list(unknowns)
     if any(_drawn(hop) for hop in _hops(question.plan)):
         return False
-    if any(True for one in found for _ in consequences(question, one)):
+    if any(True for unknown in ranges for _ in consequences(question, unknown)):
         return False
-    return _certain_together(question, found)
+    return _certain_together(question, ranges)
 
 
 def _certain_together(question: Question, unknowns: list[Unknown]) -> bool:
@@ -169,7 +169,7 @@ def _same_plans(
 ) -> bool:
     """Whether every combination of settings gives the same plan, tried one by one: what
     conditional disaggregation decides follows from candidates that the plan does not show."""
-    if any(one.overlap or one.load != "known" for one in unknowns):
+    if any(unknown.overlap or unknown.load != "known" for unknown in unknowns):
         return False
     ends: Sequence[dict[str, Any]] = (
         ({}, *_BYPASS_ENDS) if settings.get(_SKIPPING, [False])[-1] else ({},)
@@ -178,12 +178,13 @@ def _same_plans(
     if len(ends) * math.prod(map(len, others.values())) > _MOST_PLANS:
         return False
     config = question.view.config
-    return not any(
-        _difference(question.plan, question.under(config.with_values({**values, **end})))
-        for one in product(*others.values())
-        for values in [dict(zip(others, one, strict=True))]
-        for end in ends
-    )
+    for values in product(*others.values()):
+        chosen = dict(zip(others, values, strict=True))
+        for end in ends:
+            plan = question.under(config.with_values({**chosen, **end}))
+            if _difference(question.plan, plan):
+                return False
+    return True
 
 
 def waits(decision: Decision, threshold: float | None) -> bool:
@@ -314,15 +315,15 @@ def _in_bounds(
         return busy
     for hop in _hops(plan):
         drawn = _drawn(hop) and hop.mode in _IN_FLIGHT
-        found = _undrawn(hop, unknowns) if drawn else _challenger(hop, unknowns)
-        if found is not None:
-            return Consequence(hop.stage, hop.workers[found].name)
+        challenger = _undrawn(hop, unknowns) if drawn else _challenger(hop, unknowns)
+        if challenger is not None:
+            return Consequence(hop.stage, hop.workers[challenger].name)
     return None
 
 
 def _busy(question: Question, plan: RoutingPlan, unknowns: Sequence[Unknown]) -> Consequence | None:
     """Whether other load makes a winner busy, or a busy rank eligible."""
-    kinds = {one.load for one in unknowns}
+    kinds = {unknown.load for unknown in unknowns}
     for hop in _hops(plan, refused=True):
         rejected = any(step.filter == "busy" and step.left < step.entered for step in hop.funnel)
         if kinds & {"fewer", "prefill"} and rejected:
@@ -337,14 +338,14 @@ def _other_verdict(plan: RoutingPlan, unknowns: Sequence[Unknown]) -> Consequenc
     """Whether conditional disaggregation may decide otherwise with other loads or caches."""
     if plan.bypass is None or plan.bypass.decode is None:
         return None
-    if any(one.overlap or one.load != "known" for one in unknowns):
+    if any(unknown.overlap or unknown.load != "known" for unknown in unknowns):
         return Consequence(plan.final.stage, None)
     return None
 
 
 def _undrawn(decision: Decision, unknowns: Sequence[Unknown]) -> int | None:
     """A candidate that no draw can choose, and other running requests could; None if none is."""
-    if all(one.load == "known" for one in unknowns):
+    if all(unknown.load == "known" for unknown in unknowns):
         return None
     chances = decision.probabilities()
     return next((i for i, chance in enumerate(chances) if chance == 0), None)
@@ -367,7 +368,7 @@ def _challenger(decision: Decision, unknowns: Sequence[Unknown]) -> int | None:
     if decision.mode == "round-robin":
         return others[0] if any(unknown.turn for unknown in unknowns) else None
     budget = decision.budget
-    if budget is not None and budget.mixed and any(one.load != "known" for one in unknowns):
+    if budget is not None and budget.mixed and any(unknown.load != "known" for unknown in unknowns):
         # Any load of a candidate can make the other device class the next one.
         inside = set(decision.group)
         return next(i for i in range(len(decision.costs)) if i not in inside)

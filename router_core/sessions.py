@@ -149,8 +149,8 @@ class SessionTable:
         """The bindings in their order, and the requests that run, as plain data."""
         return {
             "bound": [
-                [*place, one.ref.worker_id, one.ref.dp_rank, one.until]
-                for place, one in self._bound.items()
+                [*place, bound.ref.worker_id, bound.ref.dp_rank, bound.until]
+                for place, bound in self._bound.items()
             ],
             "running": [[*request, *place] for request, place in self._running.items()],
         }

@@ -33,17 +33,17 @@ def topology_of(taint: str) -> tuple[str, str] | None:
 
 def parse_domains(text: str) -> dict[str, str]:
     """``zone=a,rack=r1`` as a mapping; raises ConfigError."""
-    found: dict[str, str] = {}
+    domains: dict[str, str] = {}
     for part in text.split(","):
-        name, separator, value = (one.strip() for one in part.partition("="))
+        name, separator, value = (word.strip() for word in part.partition("="))
         if not (name and separator and value) or "=" in value:
             raise ConfigError(
                 f"expected DOMAIN=VALUE, more of them separated by commas, got {text!r}"
             )
-        if name in found:
+        if name in domains:
             raise ConfigError(f"the domain {name} occurs twice in {text!r}")
-        found[name] = value
-    return found
+        domains[name] = value
+    return domains
 
 
 @dataclass(frozen=True, slots=True)

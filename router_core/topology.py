@@ -242,14 +242,14 @@ class PairGroups:
         if self._version != version:
             self._version = version
             self._of_slot, self._groups, self.known = {}, {}, []
-        found = self._of_slot
+        numbers = self._of_slot
         try:
-            return [found[slot] for slot in slots]
+            return [numbers[slot] for slot in slots]
         except KeyError:
             for slot in slots:
-                if slot not in found:
-                    found[slot] = self._group(registry.worker(slot), policy, table)
-        return [found[slot] for slot in slots]
+                if slot not in numbers:
+                    numbers[slot] = self._group(registry.worker(slot), policy, table)
+        return [numbers[slot] for slot in slots]
 
     def _group(
         self, worker: Worker, policy: RouterPolicy | None, table: TransferTable | None

@@ -100,7 +100,7 @@ class TransferTable:
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return {
-            "levels": [[name, one.latency_s, one.bytes_per_s] for name, one in self.levels],
+            "levels": [[name, level.latency_s, level.bytes_per_s] for name, level in self.levels],
             "beyond": [self.beyond.latency_s, self.beyond.bytes_per_s],
             "bytes_per_token": self.bytes_per_token,
             "by_model": dict(self.by_model),
@@ -151,7 +151,7 @@ class TransferClasses:
 
 
 def _classes(registry: WorkerRegistry, names: Sequence[str], place: Place) -> tuple[int, ...]:
-    found = [0] * len(names)
+    masks = [0] * len(names)
     # Wide to narrow: a difference on a wide level ends the search for a narrower agreement.
     apart = 0
     for level in reversed(range(len(names))):
@@ -160,10 +160,10 @@ def _classes(registry: WorkerRegistry, names: Sequence[str], place: Place) -> tu
             continue
         same = registry.taint(canonical_taint(names[level], value))
         apart |= registry.with_domain(names[level]) & ~same
-        found[level] = same & ~apart
+        masks[level] = same & ~apart
         for wider in range(level + 1, len(names)):
-            found[wider] &= ~found[level]
-    return tuple(found)
+            masks[wider] &= ~masks[level]
+    return tuple(masks)
 
 
 def transfer_columns(

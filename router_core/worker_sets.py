@@ -25,12 +25,12 @@ def slots_of(mask: int) -> tuple[int, ...]:
     if mask.bit_count() >= 16:
         digits = bin(mask)[:1:-1].encode().translate(_DIGITS)
         return tuple(compress(count(), digits))
-    found = []
+    slots = []
     while mask:
         lowest = mask & -mask
-        found.append(lowest.bit_length() - 1)
+        slots.append(lowest.bit_length() - 1)
         mask ^= lowest
-    return tuple(found)
+    return tuple(slots)
 
 
 def nth_slot(mask: int, number: int) -> int:

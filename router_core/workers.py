@@ -278,7 +278,7 @@ def _check_types(worker: Worker) -> None:
             raise WorkerError(f"worker {worker.name}: {name} expected {expected}, got {value!r}")
     for name in _LISTS:
         value = getattr(worker, name)
-        if isinstance(value, str) or not all(isinstance(one, str) for one in value):
+        if isinstance(value, str) or not all(isinstance(item, str) for item in value):
             raise WorkerError(
                 f"worker {worker.name}: {name} expected a tuple of strings, got {value!r}"
             )

@@ -104,11 +104,11 @@ def since(now: Sequence[AuditRow], before: Sequence[AuditRow]) -> list[AuditRow]
 
 def added(rows: Sequence[AuditRow]) -> list[AuditRow]:
     """The rows of several replicas, added by worker."""
-    found: dict[str, AuditRow] = {}
+    by_worker: dict[str, AuditRow] = {}
     for row in rows:
-        known = found.get(row.worker)
-        found[row.worker] = row if known is None else _sum(known, row, 1)
-    return list(found.values())
+        known = by_worker.get(row.worker)
+        by_worker[row.worker] = row if known is None else _sum(known, row, 1)
+    return list(by_worker.values())
 
 
 def _less(row: AuditRow, before: AuditRow | None) -> AuditRow:

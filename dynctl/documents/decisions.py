@@ -69,7 +69,9 @@ class ClientResponse(msgspec.Struct, frozen=True, gc=False):
 
     def of_earlier(self, workers: Collection[str]) -> ClientResponse:
         """The same request's response at an earlier decision, which chose ``workers``."""
-        failed = tuple(one for one in self.attempts if one.problem and one.worker in workers)
+        failed = tuple(
+            attempt for attempt in self.attempts if attempt.problem and attempt.worker in workers
+        )
         error = failed[-1].problem if failed else ""
         return ClientResponse("retried", error=error, attempts=failed)
 

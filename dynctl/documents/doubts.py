@@ -67,46 +67,48 @@ def doubt(
 
 def distinct(doubts: Iterable[Doubt]) -> list[Doubt]:
     """The doubts in their order, each code with one text once."""
-    return list({(one.code, one.what): one for one in doubts}.values())
+    return list({(doubt.code, doubt.what): doubt for doubt in doubts}.values())
 
 
 def judge(doubts: Iterable[Doubt], question: Question) -> list[Doubt]:
     """The doubts with what their ranges do to this answer, those that matter first."""
-    found = [(one, _unknown(one.varies, question)) for one in distinct(doubts)]
+    ranged = [(doubt, _unknown(doubt.varies, question)) for doubt in distinct(doubts)]
     judged = [
-        one if unknown is None else _judged(one, list(consequences(question, unknown)), question)
-        for one, unknown in found
+        doubt
+        if unknown is None
+        else _judged(doubt, list(consequences(question, unknown)), question)
+        for doubt, unknown in ranged
     ]
-    ranges = [unknown for _, unknown in found if unknown is not None]
-    if ranges and not any(one.matters for one in judged) and not certain(question, ranges):
+    ranges = [unknown for _, unknown in ranged if unknown is not None]
+    if ranges and not any(doubt.matters for doubt in judged) and not certain(question, ranges):
         judged = [
-            one
-            if one.varies is None
-            else msgspec.structs.replace(one, matters=True, effect=_TOGETHER)
-            for one in judged
+            doubt
+            if doubt.varies is None
+            else msgspec.structs.replace(doubt, matters=True, effect=_TOGETHER)
+            for doubt in judged
         ]
-    return sorted(judged, key=lambda one: not one.matters)
+    return sorted(judged, key=lambda doubt: not doubt.matters)
 
 
 def without_settings(doubts: Iterable[Doubt], known: Iterable[str]) -> Iterator[Doubt]:
     """The doubts without those about settings that are ``known`` after all."""
     names = set(known)
-    for one in doubts:
-        if one.varies is None or not one.varies.settings.keys() & names:
-            yield one
+    for doubt in doubts:
+        if doubt.varies is None or not doubt.varies.settings.keys() & names:
+            yield doubt
             continue
-        left = {name: v for name, v in one.varies.settings.items() if name not in names}
+        left = {name: v for name, v in doubt.varies.settings.items() if name not in names}
         if left:
             yield msgspec.structs.replace(
-                one, varies=msgspec.structs.replace(one.varies, settings=left)
+                doubt, varies=msgspec.structs.replace(doubt.varies, settings=left)
             )
 
 
 def some_names(names: Iterable[str]) -> str:
     """The first names, each once, and the number of the others: ``a, b, c and 2 more``."""
-    found = list(dict.fromkeys(names))
-    more = len(found) - MOST_NAMED
-    return ", ".join(found[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+    distinct_names = list(dict.fromkeys(names))
+    more = len(distinct_names) - MOST_NAMED
+    return ", ".join(distinct_names[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
 # -- inside --------------------------------------------------------------------------------
@@ -117,26 +119,26 @@ def _unknown(varies: Varies | None, question: Question) -> Unknown | None:
         return None
     workers = None
     if varies.workers is not None:
-        found = (question.router.registry.by_name(name) for name in varies.workers)
-        workers = frozenset(worker.worker_id for worker in found if worker is not None)
+        registered = (question.router.registry.by_name(name) for name in varies.workers)
+        workers = frozenset(worker.worker_id for worker in registered if worker is not None)
     return Unknown(
         varies.settings, varies.load, varies.copies, varies.overlap, varies.turn, workers
     )
 
 
-def _judged(one: Doubt, found: Sequence[Consequence], question: Question) -> Doubt:
-    if not found:
-        return msgspec.structs.replace(one, matters=False, effect=_UNCHANGED)
-    if found[0].setting:
-        return msgspec.structs.replace(one, matters=True, effect=_settings(found, question))
-    effect = f"{one.effect}, so {_result(found[0], question)}"
-    return msgspec.structs.replace(one, matters=True, effect=effect)
+def _judged(doubt: Doubt, results: Sequence[Consequence], question: Question) -> Doubt:
+    if not results:
+        return msgspec.structs.replace(doubt, matters=False, effect=_UNCHANGED)
+    if results[0].setting:
+        return msgspec.structs.replace(doubt, matters=True, effect=_settings(results, question))
+    effect = f"{doubt.effect}, so {_result(results[0], question)}"
+    return msgspec.structs.replace(doubt, matters=True, effect=effect)
 
 
-def _settings(found: Sequence[Consequence], question: Question) -> str:
+def _settings(results: Sequence[Consequence], question: Question) -> str:
     """What the first value of each setting does that changes the answer."""
     first: dict[str, Consequence] = {}
-    for item in found:
+    for item in results:
         first.setdefault(item.setting, item)
     texts = [
         f"with {item.setting}={_value(item.value)} {_result(item, question)}"
@@ -146,16 +148,16 @@ def _settings(found: Sequence[Consequence], question: Question) -> str:
     return "; ".join(texts) + (f"; {more:,} more settings can change it too" if more > 0 else "")
 
 
-def _result(found: Consequence, question: Question) -> str:
-    if found.setting == "router_queue_threshold":
+def _result(result: Consequence, question: Question) -> str:
+    if result.setting == "router_queue_threshold":
         return "the request would wait in the queue"
-    if found.worker is None:
-        return f"the {found.stage} hop could be refused, or have other candidates"
+    if result.worker is None:
+        return f"the {result.stage} hop could be refused, or have other candidates"
     hops = (question.plan.prefill, question.plan.decode)
-    winner = next((h.worker for h in hops if h is not None and h.stage == found.stage), None)
-    if found.share is not None and winner is not None:
-        return f"{found.worker} could win, {winner.name} would get {chance(found.share)}"
-    return f"{found.worker} {'would' if found.setting else 'could'} win the {found.stage} hop"
+    winner = next((h.worker for h in hops if h is not None and h.stage == result.stage), None)
+    if result.share is not None and winner is not None:
+        return f"{result.worker} could win, {winner.name} would get {chance(result.share)}"
+    return f"{result.worker} {'would' if result.setting else 'could'} win the {result.stage} hop"
 
 
 def _value(value: Any) -> str:

@@ -422,7 +422,7 @@ def request_of(sent: SentRequest, block_size: int, now: float) -> RoutingRequest
         sent.lora_name,
         sent.salted,
         _unpacked("local_hashes", sent.local_hashes),
-        tuple(_unpacked("more_hashes", one) for one in sent.more_hashes),
+        tuple(_unpacked("more_hashes", column) for column in sent.more_hashes),
         sent.lengths,
         sent.policy_class,
         sent.priority,
@@ -529,7 +529,7 @@ def hop_of(decision: Decision | None) -> Hop | None:
 
 
 def plan_of(
-    found: Placement,
+    placement: Placement,
     request: RoutingRequest,
     find: Callable[[int], Worker | None],
     config: RouterConfig,
@@ -537,13 +537,15 @@ def plan_of(
     """The plan with the winners as its only candidates; raises KeyError for a worker that is
     unknown here."""
     return RoutingPlan(
-        found.id,
+        placement.id,
         request.model,
-        None if found.prefill is None else decision_of(found.prefill, request, find, config),
-        None if found.decode is None else decision_of(found.decode, request, find, config),
-        found.implied,
-        found.relaxed,
-        found.bypass,
+        None
+        if placement.prefill is None
+        else decision_of(placement.prefill, request, find, config),
+        None if placement.decode is None else decision_of(placement.decode, request, find, config),
+        placement.implied,
+        placement.relaxed,
+        placement.bypass,
     )
 
 
@@ -604,15 +606,16 @@ def decision_of(
 
 def _step(step: FunnelStep) -> Step:
     rejected = [
-        RejectedRank(one.worker.worker_id, one.dp_rank, one.reason) for one in step.rejected
+        RejectedRank(rejection.worker.worker_id, rejection.dp_rank, rejection.reason)
+        for rejection in step.rejected
     ]
     return Step(step.filter, step.entered, step.left, rejected, step.skipped)
 
 
 def _funnel_step(step: Step, find: Callable[[int], Worker | None]) -> FunnelStep:
     rejected = []
-    for one in step.rejected:
-        worker = find(one.worker_id)
+    for rank in step.rejected:
+        worker = find(rank.worker_id)
         if worker is not None:
-            rejected.append(Rejection(worker, one.dp_rank, one.reason))
+            rejected.append(Rejection(worker, rank.dp_rank, rank.reason))
     return FunnelStep(step.filter, step.entered, step.left, tuple(rejected), step.skipped)

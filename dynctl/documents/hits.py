@@ -237,8 +237,8 @@ class HitsTrial(msgspec.Struct, frozen=True):
 
 def best_trial(trials: Sequence[HitsTrial]) -> HitsTrial | None:
     """The settings that gain most; None where none changes a choice for the better."""
-    helpful = [one for one in trials if one.changed and one.tokens > 0]
-    return max(helpful, key=lambda one: one.tokens, default=None)
+    helpful = [trial for trial in trials if trial.changed and trial.tokens > 0]
+    return max(helpful, key=lambda trial: trial.tokens, default=None)
 
 
 class HitsCause(msgspec.Struct, frozen=True):
@@ -334,4 +334,4 @@ class HitsReport(msgspec.Struct, frozen=True):
 
     def rung(self, name: str) -> HitsRung | None:
         """The rung of that name, None where it is not in the ladder."""
-        return next((one for one in self.rungs if one.rung == name), None)
+        return next((rung_row for rung_row in self.rungs if rung_row.rung == name), None)

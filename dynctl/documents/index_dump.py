@@ -208,7 +208,9 @@ class DumpReader:
             rank = _rank.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             raise WireError("index dump", "not an index of a router of dynctl") from None
-        if any(len(one.names) != len(one.hashes) or len(one.names) % 8 for one in rank.chains):
+        if any(
+            len(chain.names) != len(chain.hashes) or len(chain.names) % 8 for chain in rank.chains
+        ):
             raise WireError("index dump", "columns of different lengths")
         self._count += 1
         return rank

@@ -65,13 +65,17 @@ class ModelReadiness(msgspec.Struct, frozen=True):
     def missing(self) -> list[str]:
         """The missing worker types of all namespaces."""
         return sorted(
-            {kind for one in self.namespaces.values() for kind in one.missing_worker_types}
+            {
+                kind
+                for namespace in self.namespaces.values()
+                for kind in namespace.missing_worker_types
+            }
         )
 
     def workers(self, namespace: str, kind: str) -> int:
         """The number of workers of one type in one namespace."""
-        found = self.namespaces.get(namespace)
-        row = None if found is None else found.worker_types.get(kind)
+        readiness = self.namespaces.get(namespace)
+        row = None if readiness is None else readiness.worker_types.get(kind)
         return 0 if row is None else row.workers
 
 

@@ -319,7 +319,7 @@ def local_hashes_below(router: Router, hashes: Sequence[int]) -> tuple[int, ...]
     A recording has the sequence hash of each block, which follows from the one before it and the
     local hash. The events of lower tiers have the local hashes.
     """
-    found = [-1] * len(hashes)
+    local_hashes = [-1] * len(hashes)
     held: dict[int, dict[int | None, list[tuple[int, int]]]] = {}
     for row in router.tiers.dump():
         after = held.setdefault(row["slot"], {})
@@ -332,10 +332,10 @@ def local_hashes_below(router: Router, hashes: Sequence[int]) -> tuple[int, ...]
             parents = {router.index.name_of(slot, hashes[:depth])}
         for i in range(depth, len(hashes)):
             above = hashes[i - 1] if i else None
-            candidates = [one for parent in parents for one in after.get(parent, ())]
+            candidates = [block for parent in parents for block in after.get(parent, ())]
             parents = set()
             for local, name in candidates:
                 if sequence_hashes((local,), above)[0] == hashes[i]:
-                    found[i] = local
+                    local_hashes[i] = local
                     parents.add(name)
-    return tuple(found)
+    return tuple(local_hashes)

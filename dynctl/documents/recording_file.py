@@ -177,19 +177,21 @@ _FINISHED_BEFORE: Final = _names(Finished).index("state") - 1
 
 def _ended(value: Finished) -> tuple[Any, ...]:
     """The values of the end of a request; without a state as files always had them."""
-    found = _all_of_finished(value)
-    return found if value.state else found[:_FINISHED_BEFORE]
+    values = _all_of_finished(value)
+    return values if value.state else values[:_FINISHED_BEFORE]
 
 
 _OF_RECORD: Final = {form: _form(tag, form) for tag, form in enumerate(_RECORDS)}
 _OF_CHANGE: Final = {form: _form(_FIRST_CHANGE + i, form) for i, form in enumerate(_CHANGES)}
 _OF_EVENT: Final = {form: _form(tag, form) for tag, form in enumerate(_EVENTS)}
 _OF_ALL: Final = {**_OF_RECORD, **_OF_CHANGE}
-_BY_TAG: Final = {one.tag: one for one in _OF_ALL.values()}
-_EVENT_BY_TAG: Final = {one.tag: one for one in _OF_EVENT.values()}
+_BY_TAG: Final = {form.tag: form for form in _OF_ALL.values()}
+_EVENT_BY_TAG: Final = {form.tag: form for form in _OF_EVENT.values()}
 #: Tag and values of those that are written as they are.
 _PLAIN: Final = {
-    one.form: (one.tag, one.get) for one in _OF_ALL.values() if not one.columns and not one.own
+    form.form: (form.tag, form.get)
+    for form in _OF_ALL.values()
+    if not form.columns and not form.own
 }
 
 
@@ -369,12 +371,12 @@ class ChunkWriter:
         place = _PLACE.pack(self._hash_count, len(column))
         self._hashes.append(column)
         self._hash_count += len(column)
-        found = msgspec.msgpack.Ext(_COLUMN, place)
+        reference = msgspec.msgpack.Ext(_COLUMN, place)
         if len(self._columns) >= _MOST_COLUMNS:
             self._columns.clear()
         # The reference keeps the id from being used again.
-        self._columns[id(hashes)] = found, hashes
-        return found
+        self._columns[id(hashes)] = reference, hashes
+        return reference
 
 
 _BIG_ENDIAN: Final = struct.pack("=H", 1) != struct.pack("<H", 1)
@@ -466,10 +468,10 @@ class RecordingFile:
                 header = _header(file.read(_CHUNK.size), at)
                 if header is None and size - at >= _CHUNK.size:
                     self._bad(at, "no chunk begins here")
-                    found = _next_mark(file, at + 1)
-                    if found is None:
+                    mark = _next_mark(file, at + 1)
+                    if mark is None:
                         return
-                    at = found
+                    at = mark
                     continue
                 if header is None or header.end > size:
                     self.cut = at
@@ -611,9 +613,9 @@ def _next_mark(file: BinaryIO, at: int) -> int | None:
         block = file.read(_SCANNED)
         if not block:
             return None
-        found = (kept + block).find(_MARK)
-        if found >= 0:
-            return at - len(kept) + found
+        position = (kept + block).find(_MARK)
+        if position >= 0:
+            return at - len(kept) + position
         kept, at = block[-3:], at + len(block)
 
 
@@ -665,16 +667,16 @@ class _Columns:
         if code != _COLUMN:
             raise ValueError(f"extension {code} is not known")
         place = bytes(data)
-        found = self._found.get(place)
-        if found is None:
+        column = self._found.get(place)
+        if column is None:
             first, count = _PLACE.unpack(place)
-            found = self._found[place] = tuple(self._hashes[first : first + count])
-            if len(found) != count:
+            column = self._found[place] = tuple(self._hashes[first : first + count])
+            if len(column) != count:
                 raise ValueError(f"{count:,} hashes from {first:,} on are not in the chunk")
             self._left -= count
             if self._left < 0:  # writers share columns, not parts of them
                 raise ValueError("columns overlap")
-        return found
+        return column
 
 
 def _little_endian(hashes: array[int]) -> array[int]:
@@ -750,18 +752,18 @@ def _typed(form: type[Any]) -> type[msgspec.Struct]:
     """An array with the fields of a change or an event, for :func:`msgspec.convert`."""
     hints = get_type_hints(form)
     fields: list[Any] = []
-    for one in dataclasses.fields(form):
-        hint = hints[one.name]
-        kind = Any if one.name in _COLUMNS or one.name in _APART else hint
-        if one.name == "span":
+    for field in dataclasses.fields(form):
+        hint = hints[field.name]
+        kind = Any if field.name in _COLUMNS or field.name in _APART else hint
+        if field.name == "span":
             kind = Length
-        if one.default is not dataclasses.MISSING:
-            fields.append((one.name, kind, one.default))
-        elif one.default_factory is not dataclasses.MISSING:
-            made = msgspec.field(default_factory=one.default_factory)
-            fields.append((one.name, kind, made))
+        if field.default is not dataclasses.MISSING:
+            fields.append((field.name, kind, field.default))
+        elif field.default_factory is not dataclasses.MISSING:
+            made = msgspec.field(default_factory=field.default_factory)
+            fields.append((field.name, kind, made))
         else:
-            fields.append((one.name, kind))
+            fields.append((field.name, kind))
     return msgspec.defstruct(form.__name__, fields, array_like=True)
 
 

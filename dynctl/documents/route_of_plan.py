@@ -92,7 +92,7 @@ def route_result(
     ]
     hops = (shown(prefill), shown(decode))
     question = Question(router, request, plan, view)
-    found = judge(
+    judged = judge(
         [
             *_drawn(hops),
             *_refused_draws(by_prefill),
@@ -121,8 +121,8 @@ def route_result(
         block_size=request.block_size,
         blocks=request.prompt_blocks,
         assumptions=list(assumptions),
-        doubts=found,
-        certain=not any(one.matters for one in found),
+        doubts=judged,
+        certain=not any(row.matters for row in judged),
         winner=Winner(decision_ref(prefill), decision_ref(decode)),
         prefill=hops[0],
         decode=hops[1],
@@ -136,22 +136,22 @@ def route_result(
 
 def bypass_row(plan: RoutingPlan) -> BypassRow | UnsetType:
     """The verdict of conditional disaggregation; unset where it was not in force."""
-    one = plan.bypass
-    if one is None:
+    bypass = plan.bypass
+    if bypass is None:
         return UNSET
     return BypassRow(
-        one.bypassed,
-        one.reason,
-        one.message,
-        one.rule.policy,
-        one.rule.eff_isl_threshold,
-        float(one.rule.eff_isl_ratio_threshold),
-        one.cached_tokens,
-        one.eff_isl,
-        one.decode,
-        _busy_row(one.prefill_load),
-        _busy_row(one.decode_load),
-        one.drawn,
+        bypass.bypassed,
+        bypass.reason,
+        bypass.message,
+        bypass.rule.policy,
+        bypass.rule.eff_isl_threshold,
+        float(bypass.rule.eff_isl_ratio_threshold),
+        bypass.cached_tokens,
+        bypass.eff_isl,
+        bypass.decode,
+        _busy_row(bypass.prefill_load),
+        _busy_row(bypass.decode_load),
+        bypass.drawn,
     )
 
 
@@ -202,9 +202,9 @@ def _drawn(hops: Iterable[DecisionResult | None]) -> Iterator[Doubt]:
 
 def _refused_draws(by_prefill: Sequence[ByPrefill]) -> Iterator[Doubt]:
     """A doubt where the request is refused after some of the possible prefill workers only."""
-    refused = [one for one in by_prefill if one.decode is None or one.decode.winner is None]
+    refused = [plan for plan in by_prefill if plan.decode is None or plan.decode.winner is None]
     if 0 < len(refused) < len(by_prefill):
-        names = some_names(one.prefill.worker for one in refused)
+        names = some_names(plan.prefill.worker for plan in refused)
         yield doubt("DYR0725", refused=len(refused), drawn=len(by_prefill), names=names)
 
 
@@ -232,7 +232,7 @@ def _estimated(hops: Iterable[DecisionResult | None]) -> Iterator[Doubt]:
 
 def _waiting(hops: Iterable[DecisionResult | None], doubts: Iterable[Doubt]) -> Iterator[Doubt]:
     """A doubt where the request waits first: it is decided on the load of that later moment."""
-    if any(one.code == "DYR0713" for one in doubts):
+    if any(row.code == "DYR0713" for row in doubts):
         return
     for hop in hops:
         if hop is not None and hop.queue is not UNSET and hop.queue.waits:
@@ -282,11 +282,12 @@ def _without_condition(
     if plan.first.mode != "kv" or not plan.first.overlap_modelled:
         return
     named: set[str] = set()
-    for one in doubts:
-        if one.code == "DYR0705" and one.varies is not None:
-            named.update(one.varies.workers or ())
-    said = {one.what for one in doubts}
-    yield from (one for one in index_doubts(router, plan, named) if one.what not in said)
+    shown: set[str] = set()
+    for known in doubts:
+        shown.add(known.what)
+        if known.code == "DYR0705" and known.varies is not None:
+            named.update(known.varies.workers or ())
+    yield from (row for row in index_doubts(router, plan, named) if row.what not in shown)
 
 
 def decision_result(decision: Decision, freshness: FreshnessRow | None = None) -> DecisionResult:
@@ -304,8 +305,8 @@ def decision_result(decision: Decision, freshness: FreshnessRow | None = None) -
         parameters=decision.parameters.to_dict(),
         terms=[Term(term.name, term.unit, float(term.weight)) for term in decision.terms],
         constraints=[
-            Constraint(one.taint, one.kind, _float(one.weight), one.origin)
-            for one in decision.constraints.items
+            Constraint(item.taint, item.kind, _float(item.weight), item.origin)
+            for item in decision.constraints.items
         ],
         funnel=[_funnel_row(step) for step in decision.funnel],
         candidates=[_candidate_row(row, decision) for row in decision.rows()],
@@ -365,26 +366,26 @@ def _session(decision: Decision) -> SessionRow | UnsetType:
 
 def queue_row(decision: Decision) -> QueueRow | UnsetType:
     """What the router queue does with the request of a first hop."""
-    one = decision.queue
-    if one is None:
+    queue = decision.queue
+    if queue is None:
         return UNSET
-    full = one.refused
+    full = queue.refused
     return QueueRow(
-        one.policy_class,
-        one.queue_policy,
-        one.waits and full is None,
-        one.uncached_tokens,
-        one.ranks,
-        one.all_busy,
-        one.needs,
-        one.nearest,
-        one.backlog,
-        one.ahead,
-        one.priority,
-        one.strict_priority,
-        one.prefill_busy_threshold,
-        one.prefill_busy_threshold_frac,
-        None if one.waited_s is None else round(one.waited_s, 6),
+        queue.policy_class,
+        queue.queue_policy,
+        queue.waits and full is None,
+        queue.uncached_tokens,
+        queue.ranks,
+        queue.all_busy,
+        queue.needs,
+        queue.nearest,
+        queue.backlog,
+        queue.ahead,
+        queue.priority,
+        queue.strict_priority,
+        queue.prefill_busy_threshold,
+        queue.prefill_busy_threshold_frac,
+        None if queue.waited_s is None else round(queue.waited_s, 6),
         None
         if full is None
         else QueueLimit(full.policy_class, full.limit_kind, full.current, full.limit),
@@ -392,10 +393,12 @@ def queue_row(decision: Decision) -> QueueRow | UnsetType:
 
 
 def _prediction(decision: Decision) -> PrefillPrediction | UnsetType:
-    one = decision.predicted
-    if one is None:
+    predicted = decision.predicted
+    if predicted is None:
         return UNSET
-    return PrefillPrediction(one.model, one.tokens, one.cached, float(one.seconds))
+    return PrefillPrediction(
+        predicted.model, predicted.tokens, predicted.cached, float(predicted.seconds)
+    )
 
 
 def _float(value: float | None) -> float | None:

@@ -214,40 +214,40 @@ class PotentialLoads(msgspec.Struct, frozen=True):
 
 def parse_select(body: Mapping[str, Any]) -> SelectRequest:
     """Read the body of ``/v1/select``; raises RequestError naming the field."""
-    found = _renamed(body)
-    refuse_unknown(found, "body", _KNOWN)
-    tokens, local, sequence, isl = _prompt(found)
-    pin_prefill, pin_decode = _pins(found)
-    allowed = found.get("allowed_worker_ids")
+    fields = _renamed(body)
+    refuse_unknown(fields, "body", _KNOWN)
+    tokens, local, sequence, isl = _prompt(fields)
+    pin_prefill, pin_decode = _pins(fields)
+    allowed = fields.get("allowed_worker_ids")
     if allowed is not None:
         items = read_array(allowed, "allowed_worker_ids", longest=_MAX_ALLOWED)
         allowed = tuple(_worker(item, f"allowed_worker_ids[{i}]") for i, item in enumerate(items))
-    expected = found.get("expected_output_tokens")
-    hops = next((one for one in HOPS if one == found.get("hops", "all")), None)
+    expected = fields.get("expected_output_tokens")
+    hops = next((name for name in HOPS if name == fields.get("hops", "all")), None)
     if hops is None:
         raise RequestError(400, "out_of_range", "hops", "expected all, prefill or decode")
     return SelectRequest(
-        model=_optional_text(found, "model", 1024),
-        request_id=_request_id(found),
+        model=_optional_text(fields, "model", 1024),
+        request_id=_request_id(fields),
         token_ids=tokens,
         local_hashes=local,
         sequence_hashes=sequence,
         isl_tokens=isl,
-        constraints=parse_constraints(found.get("constraints"), "constraints"),
+        constraints=parse_constraints(fields.get("constraints"), "constraints"),
         pin_prefill=pin_prefill,
         pin_decode=pin_decode,
         allowed=allowed,
-        cache_salt=_optional_text(found, "cache_salt", 1024),
-        lora_name=_optional_text(found, "lora_name", 1024),
-        session_id=_optional_text(found, "session_id", 256),
+        cache_salt=_optional_text(fields, "cache_salt", 1024),
+        lora_name=_optional_text(fields, "lora_name", 1024),
+        session_id=_optional_text(fields, "session_id", 256),
         hops=hops,
         expected_output_tokens=None
         if expected is None
         else read_integer(expected, "expected_output_tokens", 1, U32_MAX),
-        policy_class=_optional_text(found, "policy_class", 128),
-        priority=_integer(found, "priority", -_I32, _I32 - 1),
-        strict_priority=_integer(found, "strict_priority", 0, U32_MAX),
-        stream=read_boolean(found.get("stream", True), "stream"),
+        policy_class=_optional_text(fields, "policy_class", 128),
+        priority=_integer(fields, "priority", -_I32, _I32 - 1),
+        strict_priority=_integer(fields, "strict_priority", 0, U32_MAX),
+        stream=read_boolean(fields.get("stream", True), "stream"),
     )
 
 
@@ -255,13 +255,13 @@ def parse_constraints(value: Any, path: str) -> RoutingConstraints:
     """``{"required_taints": [..], "preferred_taints": {taint: weight}}``; raises RequestError."""
     if value is None:
         return NO_CONSTRAINTS
-    found = read_object(value, path)
-    refuse_unknown(found, path, ("required_taints", "preferred_taints"))
+    fields = read_object(value, path)
+    refuse_unknown(fields, path, ("required_taints", "preferred_taints"))
     where = f"{path}.required_taints"
-    items = read_array(found.get("required_taints") or [], where, longest=_MAX_TAINTS)
+    items = read_array(fields.get("required_taints") or [], where, longest=_MAX_TAINTS)
     required = [read_text(item, f"{where}[{i}]", longest=1024) for i, item in enumerate(items)]
     where = f"{path}.preferred_taints"
-    weights = read_object(found.get("preferred_taints") or {}, where)
+    weights = read_object(fields.get("preferred_taints") or {}, where)
     if len(weights) > _MAX_TAINTS:
         problem = f"expected at most {_MAX_TAINTS} taints, got {len(weights)}"
         raise RequestError(400, "out_of_range", where, problem)
@@ -336,32 +336,32 @@ def _hop(decision: Decision | None) -> SelectedHop | None:
 
 
 def _renamed(body: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for key, value in body.items():
         name = _ALIASES.get(key, key)
-        if name in found:
+        if name in fields:
             raise RequestError(400, "given_twice", key, f"{name} is there under two names")
-        found[name] = value
-    return {key: value for key, value in found.items() if value is not None}
+        fields[name] = value
+    return {key: value for key, value in fields.items() if value is not None}
 
 
 def _prompt(
-    found: Mapping[str, Any],
+    fields: Mapping[str, Any],
 ) -> tuple[Sequence[int] | None, list[int] | None, list[int] | None, int]:
     """(token ids, local hashes, sequence hashes, length in tokens); one of the three is set."""
     columns = ("token_ids", "block_hashes", "sequence_hashes")
-    given = [name for name in columns if name in found]
+    given = [name for name in columns if name in fields]
     if len(given) != 1:
         got = " and ".join(given) or "none of them"
         raise RequestError(
             400, "prompt", None, f"expected exactly one of {', '.join(columns)}, got {got}"
         )
     name = given[0]
-    isl = found.get("isl_tokens")
+    isl = fields.get("isl_tokens")
     if isl is not None:
         isl = read_integer(isl, "isl_tokens", 1, MAX_TOKENS_IN_REQUEST)
     if name == "token_ids":
-        tokens = _tokens(found[name])
+        tokens = _tokens(fields[name])
         if isl is not None and isl != len(tokens):
             problem = f"expected {len(tokens)}, the number of token_ids, got {isl}"
             raise RequestError(400, "out_of_range", "isl_tokens", problem)
@@ -369,7 +369,7 @@ def _prompt(
     if isl is None:
         problem = f"needed beside {name}: the prompt's length in tokens"
         raise RequestError(400, "missing_field", "isl_tokens", problem)
-    hashes = _hashes(found[name], name)
+    hashes = _hashes(fields[name], name)
     if name == "block_hashes":
         return None, hashes, None, isl
     return None, None, hashes, isl
@@ -393,18 +393,18 @@ def _hashes(value: Any, name: str) -> list[int]:
     return [to_unsigned(item) for item in items]
 
 
-def _pins(found: Mapping[str, Any]) -> tuple[PinRef | None, PinRef | None]:
+def _pins(fields: Mapping[str, Any]) -> tuple[PinRef | None, PinRef | None]:
     prefill = decode = None
-    if "pins" in found:
-        pins = read_object(found["pins"], "pins")
+    if "pins" in fields:
+        pins = read_object(fields["pins"], "pins")
         refuse_unknown(pins, "pins", ("prefill", "decode"))
         prefill = _pin(pins.get("prefill"), "pins.prefill")
         decode = _pin(pins.get("decode"), "pins.decode")
-    if "pinned_worker" in found:
+    if "pinned_worker" in fields:
         if decode is not None:
             problem = "the same as pins.decode; give one of them"
             raise RequestError(400, "given_twice", "pinned_worker", problem)
-        decode = _pin(found["pinned_worker"], "pinned_worker")
+        decode = _pin(fields["pinned_worker"], "pinned_worker")
     return prefill, decode
 
 
@@ -431,18 +431,18 @@ def _worker(value: Any, path: str) -> str | int:
     raise RequestError(400, "wrong_type", path, "expected a worker's name or id")
 
 
-def _optional_text(found: Mapping[str, Any], name: str, longest: int) -> str | None:
-    value = found.get(name)
+def _optional_text(fields: Mapping[str, Any], name: str, longest: int) -> str | None:
+    value = fields.get(name)
     return None if value is None else read_text(value, name, longest=longest)
 
 
-def _integer(found: Mapping[str, Any], name: str, low: int, high: int) -> int:
-    value = found.get(name)
+def _integer(fields: Mapping[str, Any], name: str, low: int, high: int) -> int:
+    value = fields.get(name)
     return 0 if value is None else read_integer(value, name, low, high)
 
 
-def _request_id(found: Mapping[str, Any]) -> str | None:
-    text = _optional_text(found, "request_id", MAX_ID)
+def _request_id(fields: Mapping[str, Any]) -> str | None:
+    text = _optional_text(fields, "request_id", MAX_ID)
     if text is not None and (not text or not text.isprintable() or "/" in text):
         problem = "expected printable characters without '/', at least one"
         raise RequestError(400, "out_of_range", "request_id", problem)

@@ -177,8 +177,8 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     def unknown(self, part: str) -> Part | None:
         """An unknown part; None where the part is known."""
-        found = self.parts.get(part)
-        return found if found is not None and found.unknown else None
+        row = self.parts.get(part)
+        return row if row is not None and row.unknown else None
 
     def with_own_lines(self, original: Snapshot) -> Snapshot:
         """With the line breaks of ``provide`` as ``original`` has them."""

@@ -123,4 +123,4 @@ def first_skip(
     joined: JoinedFacts, needs: Iterable[Callable[[JoinedFacts], Skipped | None]]
 ) -> Skipped | None:
     """The result of the first unmet need; None if all are met."""
-    return next((one for need in needs if (one := need(joined)) is not None), None)
+    return next((missing for need in needs if (missing := need(joined)) is not None), None)

@@ -371,13 +371,13 @@ def _in_sync(joined: JoinedFacts) -> Outcome:
         for topology in _named_topologies(joined):
             status = mapping(topology.manifest.body.get("status"))
             for entry in sequence(status.get("schedulerTopologyStatuses")):
-                one = mapping(entry)
-                if one.get("inSync") is False:
+                scheduler = mapping(entry)
+                if scheduler.get("inSync") is False:
                     yield found(
                         subject_of(topology),
-                        scheduler=text(one.get("schedulerName")) or "(no name)",
-                        reference=text(one.get("topologyReference")) or "(no name)",
-                        why=excerpt(text(one.get("message"))) or "no reason reported",
+                        scheduler=text(scheduler.get("schedulerName")) or "(no name)",
+                        reference=text(scheduler.get("topologyReference")) or "(no name)",
+                        why=excerpt(text(scheduler.get("message"))) or "no reason reported",
                     )
 
     return outcome(all_of())

@@ -307,7 +307,7 @@ def _version(cluster: Cluster) -> str:
 
 def _served_resources(cluster: Cluster) -> Served:
     """``plural.group`` -> versions, of Dynamo's and Grove's groups."""
-    found: dict[str, list[str]] = {}
+    served: dict[str, list[str]] = {}
     try:
         for entry in sequence(cluster.get("/apis").get("groups")):
             group = mapping(entry)
@@ -320,10 +320,10 @@ def _served_resources(cluster: Cluster) -> Served:
                 for resource in sequence(resources.get("resources")):
                     plural = text(mapping(resource).get("name"))
                     if plural and "/" not in plural:
-                        found.setdefault(f"{plural}.{name}", []).append(version)
+                        served.setdefault(f"{plural}.{name}", []).append(version)
     except ClusterRefusal as refusal:
         return unread(refusal)
-    return {name: tuple(versions) for name, versions in found.items()}
+    return {name: tuple(versions) for name, versions in served.items()}
 
 
 def _schemas(cluster: Cluster) -> Listing[GraphSchema]:
