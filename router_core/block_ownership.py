@@ -47,7 +47,7 @@ class _Chain(NamedTuple):
     data: bytes
 
     @classmethod
-    def packed(cls, names: Sequence[int], local_hashes: Sequence[int]) -> "_Chain | None":
+    def pack(cls, names: Sequence[int], local_hashes: Sequence[int]) -> "_Chain | None":
         """The blocks before the first whose local hash does not fit; None if one is not a hash."""
         good = len(names)
         try:
@@ -234,7 +234,7 @@ class BlockOwnership:
     ) -> StoreResult:
         """Add a chain of blocks to ``slot`` after the block at ``above``, which it holds."""
         bit, total = 1 << slot, len(block_hashes)
-        blocks = _Chain.packed(block_hashes, local_hashes)
+        blocks = _Chain.pack(block_hashes, local_hashes)
         if blocks is None:
             return _not_a_hash(None, block_hashes, local_hashes)
         good = len(blocks.data) // 8
@@ -447,7 +447,7 @@ class BlockOwnership:
         count = 0
         for name in names:
             count += detached.pop(name)
-            detached.removed(name)
+            detached.note_removed(name)
         self._drop_if_empty(slot, detached)
         return count if self.exact else 0
 
@@ -468,7 +468,7 @@ class BlockOwnership:
                 parent = names.name(slot, above)
                 detached.add(parent, (names.name(slot, block),), (runs.local(block),))
                 if above in removed:
-                    detached.removed(parent)
+                    detached.note_removed(parent)
         self._drop_if_empty(slot, detached)
 
     def _drop_if_empty(self, slot: int, detached: DetachedBlocks) -> None:

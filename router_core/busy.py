@@ -78,7 +78,7 @@ class Thresholds:
         return {name: getattr(self, name) for name in THRESHOLD_SETTINGS}
 
     @classmethod
-    def of(cls, config: RouterConfig) -> Thresholds:
+    def of_config(cls, config: RouterConfig) -> Thresholds:
         return cls(**{name: getattr(config, name) for name in THRESHOLD_SETTINGS})
 
 
@@ -207,7 +207,7 @@ class BusyTracker:
         worker = self._registry.worker(slot)
         thresholds = self._thresholds.get(worker.model, self.default)
         bit = 1 << slot
-        over = thresholds.any and self._over(slot, worker.runtime_config, thresholds)
+        over = thresholds.any and self._is_over(slot, worker.runtime_config, thresholds)
         if over == bool(self.busy_ranks & bit):
             return
         self.busy_ranks ^= bit
@@ -288,7 +288,7 @@ class BusyTracker:
             self.reported[int(slot)] = Reported(**{name: row.get(name) for name in _REPORT})
         self.update_all()
 
-    def _over(self, slot: int, config: ModelRuntimeConfig, thresholds: Thresholds) -> bool:
+    def _is_over(self, slot: int, config: ModelRuntimeConfig, thresholds: Thresholds) -> bool:
         fraction = thresholds.active_decode_blocks_threshold
         if fraction is not None and config.total_kv_blocks:
             limit = fraction * config.total_kv_blocks

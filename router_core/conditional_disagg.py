@@ -49,7 +49,7 @@ class BusyLine:
     limit: float | None
 
     @property
-    def over(self) -> bool | None:
+    def is_over(self) -> bool | None:
         return None if self.limit is None else self.value > self.limit
 
 
@@ -83,11 +83,11 @@ class BypassRule:
                 reason = "little_cached"
             else:
                 wanted, reason = True, "short_prefill"
-        if not wanted and self.policy in LOAD_POLICIES and prefill is not None and prefill.over:
+        if not wanted and self.policy in LOAD_POLICIES and prefill is not None and prefill.is_over:
             wanted, reason = True, "prefill_busy"
-        if not wanted or decode is None or decode.over is False:
+        if not wanted or decode is None or decode.is_over is False:
             return wanted, reason
-        return False, "decode_busy" if decode.over else "decode_size_unknown"
+        return False, "decode_busy" if decode.is_over else "decode_size_unknown"
 
 
 @dataclass(frozen=True, slots=True)

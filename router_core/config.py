@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from router_core.conditional_disagg import LOAD_POLICIES, POLICIES, BypassRule
 from router_core.errors import ConfigError, is_a
-from router_core.forms import shown
+from router_core.forms import brief
 from router_core.taints import parse_domains
 
 
@@ -73,7 +73,7 @@ class Setting:
     weighs: str | None = None
 
     @property
-    def built(self) -> bool:
+    def has_effect(self) -> bool:
         """Whether the setting has an effect at all."""
         return not self.needs or bool(self.unbuilt_values)
 
@@ -107,14 +107,14 @@ class Setting:
             except ValueError:
                 kind = "a whole number" if self.type is int else "a number"
                 raise ConfigError(f"{self.name}: expected {kind}, got {text!r}") from None
-            return self._checked(value, raw)
+            return self._check_value(value, raw)
         return self.check(raw.replace("_", "-") if self.choices else raw)
 
     def check(self, value: Any) -> Any:
         """Return ``value`` if it is inside the bounds; raises ConfigError with bounds and value."""
-        return self._checked(value, value)
+        return self._check_value(value, value)
 
-    def _checked(self, value: Any, given: Any) -> Any:
+    def _check_value(self, value: Any, given: Any) -> Any:
         """As :meth:`check`; errors show ``given``, the value as the user wrote it."""
         if value is None:
             if self.optional:
@@ -125,10 +125,10 @@ class Setting:
         if self.type is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
         if not isinstance(value, self.type) or (self.type is int and isinstance(value, bool)):
-            raise ConfigError(f"{self.name}: expected {self.type.__name__}, got {shown(value)}")
+            raise ConfigError(f"{self.name}: expected {self.type.__name__}, got {brief(value)}")
         if self.choices and value not in self.choices:
             raise ConfigError(
-                f"{self.name}: expected one of {', '.join(self.choices)}, got {shown(value)}"
+                f"{self.name}: expected one of {', '.join(self.choices)}, got {brief(value)}"
             )
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             self._check_bounds(value, str(given)[:40])

@@ -97,7 +97,7 @@ class AddedColumn(NamedTuple):
     values: Sequence[float]
     labels: Sequence[str] | None = None
 
-    def at(self, position: int) -> AddedColumn:
+    def at_position(self, position: int) -> AddedColumn:
         """The column of one candidate alone."""
         labels = None if self.labels is None else (self.labels[position],)
         return AddedColumn(self.name, (self.values[position],), labels)

@@ -70,7 +70,7 @@ def cost_inputs(
         candidates.gather(load.requests),
     )
     if view.what_if is not None:
-        loads = _shifted(loads, slots, view.what_if)
+        loads = _shift_loads(loads, slots, view.what_if)
     prefill_tokens, booked_tokens, active_blocks, active_requests = loads
     return CostInputs(
         isl_tokens=request.isl_tokens,
@@ -147,7 +147,7 @@ def _discount(
     learned: Iterable[int] = repeat(0)
     if rule == "approximate":
         learned = learned_blocks(view, request, slots, mask & freshness.degraded)
-    rated = freshness.rated(trust, slots, mask)
+    rated = freshness.counted_trusts(trust, slots, mask)
     blocks.overlap = counted_blocks(blocks.overlap, rated, rule, learned)
     blocks.host = blocks.host and counted_blocks(blocks.host, rated, rule)
     blocks.disk = blocks.disk and counted_blocks(blocks.disk, rated, rule)
@@ -255,18 +255,18 @@ def _column(overlaps: Overlaps, slots: Sequence[int]) -> Sequence[int]:
     return OverlapColumn(overlaps, slots)
 
 
-def _shifted(loads: _Loads, slots: Sequence[int], what_if: WhatIf) -> _Loads:
+def _shift_loads(loads: _Loads, slots: Sequence[int], what_if: WhatIf) -> _Loads:
     """The loads with the changes that a dry run supposes, down to 0."""
 
-    def moved(column: list[int], changes: Mapping[int, int]) -> list[int]:
+    def shift(column: list[int], changes: Mapping[int, int]) -> list[int]:
         return [
             max(0, value + changes.get(slot, 0)) for value, slot in zip(column, slots, strict=True)
         ]
 
     prefill, booked, active_blocks, active_requests = loads
     return (
-        moved(prefill, what_if.prefill_tokens),
-        None if booked is None else moved(booked, what_if.prefill_tokens),
-        moved(active_blocks, what_if.decode_blocks),
-        moved(active_requests, what_if.active_requests),
+        shift(prefill, what_if.prefill_tokens),
+        None if booked is None else shift(booked, what_if.prefill_tokens),
+        shift(active_blocks, what_if.decode_blocks),
+        shift(active_requests, what_if.active_requests),
     )

@@ -76,7 +76,7 @@ def flips(decision: Decision) -> Iterator[Flip]:
     winner = decision.winner
     if winner is None or decision.temperature > 0 or decision.inputs is None:
         return
-    if second is None and (decision.budget is None or not decision.budget.mixed):
+    if second is None and (decision.budget is None or not decision.budget.has_both_classes):
         return
     if decision.mode == "kv" and second is not None:
         yield from _load_flips(decision, winner, second)
@@ -238,10 +238,10 @@ def preference(decision: Decision) -> Preference | None:
         return Preference(item.taint, weight, crossover, None, None, "no candidate has the taint")
     if not remote:
         return Preference(item.taint, weight, crossover, None, 0.0, "every candidate has the taint")
-    return _measured(item.taint, weight, crossover, local, min(remote))
+    return _measure_preference(item.taint, weight, crossover, local, min(remote))
 
 
-def _measured(
+def _measure_preference(
     taint: str, weight: float, crossover: float, local: list[tuple[float, float]], remote: float
 ) -> Preference:
     best = min(raw * preference_multiplier((rest,)) for raw, rest in local)

@@ -299,7 +299,7 @@ class Decision:
 
     def predicted_blocks(self, position: int) -> int:
         """Leading prompt blocks that count because they were booked there, before their events."""
-        return _at(self.inputs.predicted_blocks, position) if self.inputs is not None else 0
+        return _count_at(self.inputs.predicted_blocks, position) if self.inputs is not None else 0
 
     @property
     def session_kept(self) -> bool:
@@ -398,14 +398,14 @@ class Decision:
                 multiplier=multipliers[i] if multipliers is not None else 1.0,
                 cost=self.costs[i],
                 probability=chances[i],
-                host_blocks=_at(inputs.host_blocks, i) if inputs is not None else 0,
-                disk_blocks=_at(inputs.disk_blocks, i) if inputs is not None else 0,
+                host_blocks=_count_at(inputs.host_blocks, i) if inputs is not None else 0,
+                disk_blocks=_count_at(inputs.disk_blocks, i) if inputs is not None else 0,
                 usable_blocks=self.usable_blocks(i),
                 indexed_blocks=self.indexed_blocks(i),
                 index=self.trust(i),
                 booked_prefill_tokens=None if booked is None else booked[i],
-                transfer_level=None if transfer is None else _of(transfer.labels, i),
-                following=_of(inputs.following, i) if inputs is not None else None,
+                transfer_level=None if transfer is None else _value_at(transfer.labels, i),
+                following=_value_at(inputs.following, i) if inputs is not None else None,
                 predicted_blocks=self.predicted_blocks(i),
             )
 
@@ -433,7 +433,7 @@ class Decision:
         costs = total_costs(terms, inputs.multipliers, len(self.costs), inputs.following)
         budget = self.budget
         if budget is not None and inputs is not self.inputs:
-            budget = DeviceBudget.of(self.workers, inputs.active_requests, budget.ratio)
+            budget = DeviceBudget.of_candidates(self.workers, inputs.active_requests, budget.ratio)
         winner = choose(costs, self.temperature, self.sample, self.pair, budget, self.workers)
         return replace(
             self,
@@ -469,7 +469,9 @@ class Decision:
             inputs.block_size,
             inputs.prompt_blocks,
             **dict(zip(_COLUMNS, columns, strict=True)),  # type: ignore[arg-type]
-            added=None if inputs.added is None else tuple(column.at(at) for column in inputs.added),
+            added=None
+            if inputs.added is None
+            else tuple(column.at_position(at) for column in inputs.added),
         )
         made["terms"] = tuple(
             [
@@ -539,11 +541,11 @@ def choose(
     return group[pick([costs[i] for i in group], temperature, sample)]
 
 
-def _at(column: Sequence[int] | None, position: int) -> int:
+def _count_at(column: Sequence[int] | None, position: int) -> int:
     return 0 if column is None else column[position]
 
 
-def _of(column: Sequence[Any] | None, position: int) -> Any:
+def _value_at(column: Sequence[Any] | None, position: int) -> Any:
     return None if column is None else column[position]
 
 
@@ -600,7 +602,7 @@ class RoutingPlan:
         queue = self.first.queue
         return queue is not None and queue.waits and self.refusal is None
 
-    def waited(self, before: RoutingPlan, seconds: float) -> RoutingPlan:
+    def after_wait(self, before: RoutingPlan, seconds: float) -> RoutingPlan:
         """This plan of a request that waited so long since the plan ``before``, with its reason."""
         queue = before.first.queue
         if queue is None:

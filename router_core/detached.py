@@ -78,7 +78,7 @@ class DetachedBlocks:
         self._unknown.discard(name)
         self._removed.discard(name)
 
-    def removed(self, name: int) -> None:
+    def note_removed(self, name: int) -> None:
         """The engine removed a block: those that wait for it are behind a hole."""
         if name in self._kids:
             self._unknown.discard(name)
@@ -168,6 +168,6 @@ class DetachedBlocks:
         for parent, name, local in dump["blocks"]:
             made.add(parent, (name,), (local,))
         for name in dump["removed"]:
-            made.removed(name)
+            made.note_removed(name)
         made.incomplete = made.incomplete or dump["incomplete"]
         return made

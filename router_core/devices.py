@@ -36,7 +36,9 @@ class DeviceBudget:
     accelerator_requests: int
 
     @classmethod
-    def of(cls, workers: Sequence[Worker], requests: Sequence[int], ratio: float) -> DeviceBudget:
+    def of_candidates(
+        cls, workers: Sequence[Worker], requests: Sequence[int], ratio: float
+    ) -> DeviceBudget:
         """The budget of candidates, one for each data-parallel rank."""
         cpus: set[int] = set()
         others: set[int] = set()
@@ -51,14 +53,14 @@ class DeviceBudget:
         return cls(ratio, len(cpus), on_cpus, len(others), on_others)
 
     @property
-    def mixed(self) -> bool:
+    def has_both_classes(self) -> bool:
         """Whether there are workers of both classes; without that the budget decides nothing."""
         return bool(self.cpu_workers and self.accelerators)
 
     @property
     def allowed_cpu(self) -> int:
         """Running requests below which CPU workers are next; 0 where a class is missing."""
-        if not self.mixed:
+        if not self.has_both_classes:
             return 0
         share = self.accelerator_requests * self.cpu_workers
         return math.floor(share / (self.ratio * self.accelerators))
@@ -70,7 +72,7 @@ class DeviceBudget:
 
     def group(self, workers: Sequence[Worker]) -> list[int] | None:
         """The positions of the class that is next; None for all, where there is one class."""
-        if not self.mixed:
+        if not self.has_both_classes:
             return None
         cpu = self.cpu_is_next
         return [i for i, worker in enumerate(workers) if (worker.device == CPU) is cpu]

@@ -27,7 +27,7 @@ _SHOWN_BITS: Final = 80
 _SHOWN: Final = 40
 
 
-def shown(value: object) -> str:
+def brief(value: object) -> str:
     """A value as a message repeats it: at most 42 characters, and never the content of a list."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
@@ -64,7 +64,7 @@ class Form:
 
 def refuse(at: str, value: object, expected: str) -> NoReturn:
     """Raise the error of a leaf that does not fit."""
-    raise SnapshotError(f"{at}: {shown(value)}, {expected} expected")
+    raise SnapshotError(f"{at}: {brief(value)}, {expected} expected")
 
 
 class Whole(Form):

@@ -103,7 +103,7 @@ class FreshnessTable(dict[int, Freshness]):
                 column[bisect_left(slots, slot)] = trust
         return column
 
-    def rated(self, trusts: list[int], slots: Sequence[int], mask: int) -> list[int]:
+    def counted_trusts(self, trusts: list[int], slots: Sequence[int], mask: int) -> list[int]:
         """The trusts by which cached blocks count. An index that misses blocks has those that it
         names, so they count in full; a doubt states that there can be more."""
         unlinked = self.unlinked & mask

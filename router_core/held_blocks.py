@@ -26,7 +26,7 @@ class HeldBlocks:
         #: Slot -> hash -> additional requests that hold the block there; absent means 0.
         self._extra: dict[int, dict[int, int]] = {}
 
-    def shared(self, sequence_hashes: Sequence[int], candidates: int) -> Overlaps:
+    def find_shared(self, sequence_hashes: Sequence[int], candidates: int) -> Overlaps:
         """Leading blocks of the prompt that each slot of ``candidates`` holds."""
         return match_prefix(self._holders, sequence_hashes, candidates)
 
@@ -124,7 +124,7 @@ class HeldChains:
         #: First hash of a run -> the run. Every block is in one run.
         self._starts: dict[int, _Run] = {}
 
-    def shared(self, sequence_hashes: Sequence[int], candidates: int) -> Overlaps:
+    def find_shared(self, sequence_hashes: Sequence[int], candidates: int) -> Overlaps:
         """Leading blocks of the prompt that each slot of ``candidates`` holds."""
         starts, total = self._starts, len(sequence_hashes)
         levels: list[tuple[int, int]] = []

@@ -25,8 +25,8 @@ from router_core.forms import (
     Maybe,
     Row,
     Whole,
+    brief,
     check_once,
-    shown,
 )
 from router_core.hashing import sequence_hashes
 from router_core.runs import POSITION, POSITION_BITS, ROOT
@@ -316,7 +316,7 @@ class PrefixIndex(BlockOwnership):
     def restore(cls, dump: Mapping[str, Any]) -> "PrefixIndex":
         """The index of a `dump`; raises `SnapshotError` for another schema or broken chains."""
         if is_a(dump, Mapping) and dump.get("schema") != DUMP_SCHEMA:
-            schema = shown(dump.get("schema"))
+            schema = brief(dump.get("schema"))
             raise SnapshotError(f"index.schema: schema {schema}, {DUMP_SCHEMA} expected")
         _FORM.check(dump, "index")
         check_once((entry["slot"] for entry in dump["slots"]), "index.slots", "this slot")

@@ -140,7 +140,7 @@ class LearnedIndex:
         now = self._last = now if now > self._last else nextafter(self._last, inf)
         fresh = self._take(slot, sequence_hashes, now)
         if key is not None:
-            fresh = self._doubted(slot, sequence_hashes, fresh)
+            fresh = self._doubtful_blocks(slot, sequence_hashes, fresh)
             self._lease(key, slot, sequence_hashes, fresh, now)
         self.live |= 1 << slot
         self._trim(slot, capacity)
@@ -289,7 +289,7 @@ class LearnedIndex:
         self._size += len(fresh)
         return fresh
 
-    def _doubted(self, slot: int, blocks: Sequence[int], fresh: list[int]) -> list[int]:
+    def _doubtful_blocks(self, slot: int, blocks: Sequence[int], fresh: list[int]) -> list[int]:
         """The blocks of a booking that only running bookings may bring: its new ones, and those
         of others that run."""
         unproven = self._unproven.get(slot)

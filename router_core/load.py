@@ -111,7 +111,7 @@ class _Prefills:
     anchor: int = 0
     duration: float = 1.0
 
-    def changed(self) -> None:
+    def update_rates(self) -> None:
         """Derive what is derived, after a prefill began or ended."""
         first = next(iter(self.active.values()))
         self.gone, self.anchor, self.duration = 0, first.prefill_tokens, 1.0
@@ -123,7 +123,7 @@ class _Prefills:
         else:
             self.gone, self.anchor = self.anchor, 0
 
-    def left(self, now: float) -> int:
+    def tokens_left(self, now: float) -> int:
         """Prompt tokens that are expected to wait still, 0 to ``tokens``."""
         # A tiny duration makes the product infinite.
         elapsed = now - self.since
@@ -186,7 +186,7 @@ class ActiveSequences:
 
     def shared_blocks(self, sequence_hashes: Sequence[int], candidates: int) -> Overlaps:
         """Leading blocks of the prompt that running requests hold, by slot."""
-        return self._held.shared(sequence_hashes, candidates)
+        return self._held.find_shared(sequence_hashes, candidates)
 
     # -- prefill that falls with time ------------------------------------------------------
 
@@ -194,10 +194,10 @@ class ActiveSequences:
         """Set the prefill tokens of all slots to those of ``now``; returns the changed slots."""
         column, changed = self.prefill_tokens, []
         for slot, prefills in self.decaying.items():
-            left = prefills.left(now)
+            left = prefills.tokens_left(now)
             if left != column[slot]:
                 column[slot] = left
-                self.orders.changed(slot)
+                self.orders.note_change(slot)
                 changed.append(slot)
         return changed
 
@@ -268,7 +268,7 @@ class ActiveSequences:
             booking.seen_at = now
             if booking.prefill_tokens:
                 self._end_prefill((request_id, stage), booking, now)
-                self.orders.changed(booking.slot)
+                self.orders.note_change(booking.slot)
                 booking.prefill_tokens = 0
                 changed.append(booking.slot)
         return tuple(changed)
@@ -346,7 +346,7 @@ class ActiveSequences:
         prefills = self.decaying.pop(slot, None)
         if prefills is not None:
             self.prefill_tokens[slot] = prefills.tokens
-            self.orders.changed(slot)
+            self.orders.note_change(slot)
         keys = tuple(self._of_slot[slot])
         for request_id, stage in keys:
             self.free(request_id, stage, 0.0)
@@ -434,8 +434,8 @@ class ActiveSequences:
         prefills.active[key] = booking
         prefills.tokens += booking.prefill_tokens
         prefills.predicted += booking.predicted_s is not None
-        prefills.changed()
-        self.prefill_tokens[slot] = prefills.left(now)
+        prefills.update_rates()
+        self.prefill_tokens[slot] = prefills.tokens_left(now)
 
     def _end_prefill(self, key: tuple[str, Stage], booking: ActiveRequest, now: float) -> None:
         slot = booking.slot
@@ -451,8 +451,8 @@ class ActiveSequences:
         prefills.tokens -= booking.prefill_tokens
         prefills.predicted -= booking.predicted_s is not None
         if prefills.predicted:
-            prefills.changed()
-            self.prefill_tokens[slot] = prefills.left(now)
+            prefills.update_rates()
+            self.prefill_tokens[slot] = prefills.tokens_left(now)
         else:
             del self.decaying[slot]
             self.prefill_tokens[slot] = prefills.tokens
@@ -502,4 +502,4 @@ class ActiveSequences:
     def _round(self, slot: int) -> None:
         # Half a block counts as a block, as in Dynamo.
         self.decode_blocks[slot] = int(self._blocks[slot] + self._adjusted[slot] + 0.5)
-        self.orders.changed(slot)
+        self.orders.note_change(slot)

@@ -110,7 +110,7 @@ class LoadOrders:
         self._forgotten = 0  # changes that are not in the list any more
         self._wanted: tuple[Any, ...] | None = None
 
-    def changed(self, slot: int) -> None:
+    def note_change(self, slot: int) -> None:
         """Note that the load of a slot changed."""
         if self._orders:
             if len(self._changed) >= _MOST_CHANGES:

@@ -41,7 +41,7 @@ def following_costs(
     None where one of them has no eligible decode rank: the prefill hop is then chosen alone. Raises
     PolicyUnderivable for a prefill rank whose policy cannot be applied.
     """
-    groups = view.pairs.of(view.registry, view.policy, view.transfer, slots)
+    groups = view.pairs.numbers(view.registry, view.policy, view.transfer, slots)
     hops: dict[ImpliedConstraints, _DecodeHop | None] = {}
     lowest: dict[int, float] = {}
     for number in dict.fromkeys(groups):
@@ -58,7 +58,7 @@ def following_costs(
 def _decode_hop(
     view: RoutingView, request: RoutingRequest, implied: ImpliedConstraints, context: DecodeContext
 ) -> _DecodeHop | None:
-    hop = context(request.constraints.merged(implied.constraints))
+    hop = context(request.constraints.merge(implied.constraints))
     mask = eligible(view, hop, view.profile.filters)
     if not mask and implied.relaxable:
         hop = context(request.constraints)
@@ -98,7 +98,7 @@ class _DecodeHop:
         table, seconds = view.transfer, self.seconds
         if table is None or seconds is None:
             return self.lowest
-        masks = view.classes.of(view.registry, table, place)
+        masks = view.classes.masks_from(view.registry, table, place)
         lowest = math.inf
         for group in self.cheapest:
             # The operations and their order are those of total_costs: equal to the last bit.

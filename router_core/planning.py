@@ -62,16 +62,16 @@ def plan(
     hops = stages(view, request.model, request.worker_set, request.served_name)
     if hops == ("aggregated",):
         decision = _select(view, request, "aggregated", sample=samples[0], detail=detail)
-        decision = _queued(view, request, decision)
+        decision = _with_queueing(view, request, decision)
         return RoutingPlan(request.id, request.model, None, _with_message(view, request, decision))
     prefill = _select_prefill(view, request, samples[0], detail)
     bypass = None
     if view.config.skips_prefill:
         bypass, alone = _bypass(view, request, prefill, samples[1], detail)
         if bypass.bypassed and alone is not None:
-            alone = _queued(view, request, alone)
+            alone = _with_queueing(view, request, alone)
             return RoutingPlan(request.id, request.model, None, alone, bypass=bypass)
-    prefill = _queued(view, request, prefill)
+    prefill = _with_queueing(view, request, prefill)
     made = continue_plan(view, request, prefill, sample=samples[1], detail=detail)
     return made if bypass is None else replace(made, bypass=bypass)
 
@@ -92,11 +92,13 @@ def continue_plan(
     if prefill.winner is None:
         return prefill_only
     try:
-        derived = _implied(view, request.model, prefill.worker)
+        derived = _implied_constraints(view, request.model, prefill.worker)
     except PolicyUnderivable as error:
         return replace(prefill_only, prefill=_underivable(prefill, error))
     decode, relaxed = _decode(view, request, prefill.worker, derived, sample, detail)
-    return replace(prefill_only, decode=decode, implied=_stated(view, derived), relaxed=relaxed)
+    return replace(
+        prefill_only, decode=decode, implied=_stated_constraints(view, derived), relaxed=relaxed
+    )
 
 
 def one_hop(
@@ -122,24 +124,27 @@ def one_hop(
         if prefill.winner is None:
             return replace(made, prefill=_alone(view, request, prefill))
         try:
-            derived = _implied(view, request.model, prefill.worker)
+            derived = _implied_constraints(view, request.model, prefill.worker)
         except PolicyUnderivable as error:
             return replace(made, prefill=_underivable(prefill, error))
-        prefill = _queued(view, request, prefill)
-        return replace(made, prefill=prefill, implied=_stated(view, derived))
+        prefill = _with_queueing(view, request, prefill)
+        return replace(made, prefill=prefill, implied=_stated_constraints(view, derived))
     if stage != "decode":
         raise ValueError(f"stage: expected prefill or decode, got {stage!r}")
     if after is None:
         decode = _select(view, request, stage, sample=sample, detail=detail)
         return replace(made, decode=_alone(view, request, decode))
     try:
-        derived = _implied(view, request.model, after)
+        derived = _implied_constraints(view, request.model, after)
     except PolicyUnderivable as error:
         decode = _select(view, request, stage, sample=sample, detail=detail)
         return replace(made, decode=_underivable(decode, error))
     decode, relaxed = _decode(view, request, after, derived, sample, detail)
     return replace(
-        made, decode=_alone(view, request, decode), implied=_stated(view, derived), relaxed=relaxed
+        made,
+        decode=_alone(view, request, decode),
+        implied=_stated_constraints(view, derived),
+        relaxed=relaxed,
     )
 
 
@@ -185,7 +190,7 @@ def _decode(
     detail: bool,
 ) -> tuple[Decision, bool]:
     """The decode hop after a prefill worker, and whether a fallback policy crossed its domain."""
-    merged = request.constraints.merged(derived.constraints)
+    merged = request.constraints.merge(derived.constraints)
     source = None if view.transfer is None or prefill is None else prefill.domains
     decode = _select(
         view, request, "decode", constraints=merged, sample=sample, detail=detail, source=source
@@ -211,7 +216,9 @@ def _decode(
     return _with_message(view, request, decode), relaxed
 
 
-def _stated(view: RoutingView, derived: ImpliedConstraints) -> tuple[TaintConstraint, ...]:
+def _stated_constraints(
+    view: RoutingView, derived: ImpliedConstraints
+) -> tuple[TaintConstraint, ...]:
     """What the prefill worker adds to the decode hop, where constraints are applied at all."""
     return derived.constraints if view.config.applies_taints else ()
 
@@ -241,7 +248,7 @@ def _no_worker(request: RoutingRequest, role: str = "") -> str:
     return f"no {role}worker of model {request.model!r} serves the name {request.served_name!r}"
 
 
-def _queued(view: RoutingView, request: RoutingRequest, decision: Decision) -> Decision:
+def _with_queueing(view: RoutingView, request: RoutingRequest, decision: Decision) -> Decision:
     """The decision of a first hop, with what the router queue does with the request.
 
     A refused request does not wait, nor does one whose class has no threshold.
@@ -268,7 +275,7 @@ def _queued(view: RoutingView, request: RoutingRequest, decision: Decision) -> D
         prefill_busy_threshold=policy.prefill_busy_threshold,
         prefill_busy_threshold_frac=policy.prefill_busy_threshold_frac,
     )
-    needs, nearest = _over(decision, inputs.prefill_tokens, policy)
+    needs, nearest = _nearest_excess(decision, inputs.prefill_tokens, policy)
     if needs > 0:
         queueing = replace(queueing, all_busy=True, needs=math.ceil(needs), nearest=nearest)
     if not queue.known:
@@ -290,14 +297,14 @@ def _without_queue(request: RoutingRequest, decision: Decision, why: str) -> Dec
     return replace(decision, notes=(*decision.notes, note))
 
 
-def _over(
+def _nearest_excess(
     decision: Decision, prefill_tokens: Sequence[int], policy: PolicyClass
 ) -> tuple[float, str | None]:
     """Tokens that the nearest rank has above the limit of the class, and its worker; 0: a rank has
     room."""
     limits: dict[int | None, float] = {}
 
-    def over(position: int) -> float:
+    def excess(position: int) -> float:
         batched = decision.workers[position].runtime_config.max_num_batched_tokens
         limit = limits.get(batched)
         if limit is None:
@@ -306,10 +313,10 @@ def _over(
 
     # Mostly the rank with the fewest tokens has room, and the others need not be compared.
     least = min(range(len(prefill_tokens)), key=prefill_tokens.__getitem__)
-    if over(least) <= 0:
+    if excess(least) <= 0:
         return 0, None
-    nearest = min(range(len(prefill_tokens)), key=over)
-    return max(0.0, over(nearest)), decision.workers[nearest].name
+    nearest = min(range(len(prefill_tokens)), key=excess)
+    return max(0.0, excess(nearest)), decision.workers[nearest].name
 
 
 def _select(
@@ -533,10 +540,12 @@ def _only_busy(view: RoutingView, request: RoutingRequest) -> bool:
 
 
 def _groups(view: RoutingView) -> TransferGroups:
-    return view.groups.of(view.registry, view.policy)
+    return view.groups.current(view.registry, view.policy)
 
 
-def _implied(view: RoutingView, model: str, worker: Worker | None) -> ImpliedConstraints:
+def _implied_constraints(
+    view: RoutingView, model: str, worker: Worker | None
+) -> ImpliedConstraints:
     siblings = (w for w in view.registry if model in w.served_names and w.role is Role.PREFILL)
     return implied_constraints(worker, siblings, view.policy)
 

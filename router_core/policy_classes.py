@@ -18,7 +18,7 @@ from typing import Any
 
 from router_core.config import MOST_INTEGER, MOST_NUMBER, QUEUE_POLICIES, RouterConfig
 from router_core.errors import ConfigError
-from router_core.forms import shown
+from router_core.forms import brief
 
 #: The class of all requests where no classes are configured.
 DEFAULT_CLASS = "default"
@@ -86,7 +86,7 @@ class PolicyTable:
         """Whether any request can wait."""
         return any(policy_class.queues for policy_class in self.classes)
 
-    def named(self, name: str) -> PolicyClass | None:
+    def class_named(self, name: str) -> PolicyClass | None:
         """The class of that name."""
         return next(
             (policy_class for policy_class in self.classes if policy_class.name == name), None
@@ -130,9 +130,9 @@ class PolicyClasses:
 
     def dump(self) -> dict[str, Any]:
         """Plain data that :func:`read_policy_classes` takes."""
-        plain = {} if self.root is None else _dumped(self.root)
+        plain = {} if self.root is None else _dump_table(self.root)
         if self.models:
-            plain["models"] = {name: _dumped(table) for name, table in self.models.items()}
+            plain["models"] = {name: _dump_table(table) for name, table in self.models.items()}
         return plain
 
 
@@ -173,7 +173,7 @@ def read_policy_classes(plain: Any) -> PolicyClasses:
     models = {}
     for name, table in tables.items():
         if not isinstance(name, str) or not name:
-            raise ConfigError(f"models: expected names of models, got {shown(name)}")
+            raise ConfigError(f"models: expected names of models, got {brief(name)}")
         models[name] = _table(_mapping(table, f"models.{name}"), f"models.{name}.")
     if root is None and not models:
         raise ConfigError(f"no classes: expected {', '.join(_TABLE)}, or models with these")
@@ -254,7 +254,7 @@ def _class(row: Mapping[str, Any], at: str, buckets: Sequence[str]) -> PolicyCla
     policy = row.get("queue_policy", "fcfs")
     if policy not in QUEUE_POLICIES:
         raise ConfigError(
-            f"{at}.queue_policy: expected one of {', '.join(QUEUE_POLICIES)}, got {shown(policy)}"
+            f"{at}.queue_policy: expected one of {', '.join(QUEUE_POLICIES)}, got {brief(policy)}"
         )
     quantum = _whole(row.get("quantum"), f"{at}.quantum")
     if quantum < 1:
@@ -265,7 +265,7 @@ def _class(row: Mapping[str, Any], at: str, buckets: Sequence[str]) -> PolicyCla
         if not number or not 0 <= fraction <= MOST_NUMBER:
             raise ConfigError(
                 f"{at}.prefill_busy_threshold_frac: expected a number from 0 to {MOST_NUMBER:g}, "
-                f"got {shown(fraction)}"
+                f"got {brief(fraction)}"
             )
         fraction = float(fraction)
     counts = {
@@ -289,7 +289,7 @@ def _class(row: Mapping[str, Any], at: str, buckets: Sequence[str]) -> PolicyCla
         family = _name(family, f"{at}.policy_family")
         if bucket not in buckets:
             raise ConfigError(
-                f"{at}.cache_bucket: expected one of {', '.join(buckets)}, got {shown(bucket)}"
+                f"{at}.cache_bucket: expected one of {', '.join(buckets)}, got {brief(bucket)}"
             )
     return PolicyClass(
         name,
@@ -302,7 +302,7 @@ def _class(row: Mapping[str, Any], at: str, buckets: Sequence[str]) -> PolicyCla
     )
 
 
-def _dumped(table: PolicyTable) -> dict[str, Any]:
+def _dump_table(table: PolicyTable) -> dict[str, Any]:
     return {
         "default_policy_family": table.default_family,
         "uncached_isl_buckets": [{"min_tokens": n, "bucket": name} for n, name in table.buckets],
@@ -320,14 +320,14 @@ def _dumped(table: PolicyTable) -> dict[str, Any]:
 def _mapping(plain: Any, at: str) -> Mapping[Any, Any]:
     if not isinstance(plain, Mapping):
         where = at or "document"
-        got = "nothing" if plain is None else shown(plain)
+        got = "nothing" if plain is None else brief(plain)
         raise ConfigError(f"{where}: expected a mapping, got {got}")
     return plain
 
 
 def _list(plain: Any, at: str, most: int) -> Sequence[Any]:
     if not isinstance(plain, Sequence) or isinstance(plain, str) or not 0 < len(plain) <= most:
-        got = f"{len(plain):,}" if isinstance(plain, (list, tuple)) else shown(plain)
+        got = f"{len(plain):,}" if isinstance(plain, (list, tuple)) else brief(plain)
         raise ConfigError(f"{at}: expected a list of 1 to {most}, got {got}")
     return plain
 
@@ -340,11 +340,11 @@ def _only(plain: Mapping[str, Any], known: Sequence[str], at: str) -> None:
 
 def _whole(value: Any, at: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_INTEGER:
-        raise ConfigError(f"{at}: expected a whole number, at least 0, got {shown(value)}")
+        raise ConfigError(f"{at}: expected a whole number, at least 0, got {brief(value)}")
     return value
 
 
 def _name(value: Any, at: str) -> str:
     if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise ConfigError(f"{at}: expected letters, digits, '_', '.' and '-', got {shown(value)}")
+        raise ConfigError(f"{at}: expected letters, digits, '_', '.' and '-', got {brief(value)}")
     return value

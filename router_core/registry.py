@@ -236,7 +236,7 @@ class WorkerRegistry:
                     dropped.append(slot)
                     del self._slots[WorkerWithDpRank(worker.worker_id, rank)]
                     self._refs[slot] = self._by_slot[slot] = None
-        self._changed()
+        self._note_change()
         self._workers[worker.worker_id] = worker
         self._names[worker.name] = worker.worker_id
         for rank in worker.ranks:
@@ -258,7 +258,7 @@ class WorkerRegistry:
         worker = self._workers.pop(worker_id, None)
         if worker is None:
             return ()
-        self._changed()
+        self._note_change()
         self._names.pop(worker.name, None)
         self._ranked.pop(worker_id, None)
         self._unavailable.pop(worker_id, None)
@@ -338,7 +338,7 @@ class WorkerRegistry:
 
     # -- inside ----------------------------------------------------------------------------
 
-    def _changed(self) -> None:
+    def _note_change(self) -> None:
         self.version += 1
         self._candidates.clear()
         self._sizes.clear()

@@ -47,8 +47,8 @@ from router_core.forms import (
     Row,
     Table,
     Whole,
+    brief,
     check_once,
-    shown,
 )
 from router_core.freshness import Freshness, FreshnessTable
 from router_core.index import IndexBound, PrefixIndex
@@ -163,7 +163,7 @@ class Router:
         self._bound_learned()
         self.load = ActiveSequences()
         self.busy = BusyTracker(self.registry, self.load)
-        self.busy.default = Thresholds.of(self.config)
+        self.busy.default = Thresholds.of_config(self.config)
         self.rotation: dict[tuple[str, Stage], int] = {}
         self.policy_classes = policy_classes
         self.queue = RouterQueue()
@@ -220,8 +220,8 @@ class Router:
         model = config.router_prefill_load_model
         if load.decaying and model == "none" != self.config.router_prefill_load_model:
             load = load.without_decay()
-        if load is not self.load or Thresholds.of(config) != self.busy.default:
-            busy = self._busy_under(Thresholds.of(config), load)
+        if load is not self.load or Thresholds.of_config(config) != self.busy.default:
+            busy = self._busy_under(Thresholds.of_config(config), load)
         classes = policy_classes
         if classes is None and config.router_policy_config != self.config.router_policy_config:
             classes = NO_CLASSES
@@ -303,7 +303,7 @@ class Router:
         self._check_block_size(request)
         mask = self.registry.serving(request.model, request.served_name)
         slots = slots_of(mask)
-        held = self._cached(request, slots, mask)
+        held = self._cached_blocks(request, slots, mask)
         return {self.registry.ref(slot): blocks for slot, blocks in zip(slots, held, strict=True)}
 
     def _check_block_size(self, request: RoutingRequest) -> None:
@@ -313,7 +313,7 @@ class Router:
         if other is not None:
             raise HashingError(f"request {request.id}: {other}")
 
-    def _cached(self, request: RoutingRequest, slots: Sequence[int], mask: int) -> list[int]:
+    def _cached_blocks(self, request: RoutingRequest, slots: Sequence[int], mask: int) -> list[int]:
         limit = request.most_reusable
         held = dict(self.index.find_matches(request.sequence_hashes, mask, limit).items())
         learned = learned_blocks(self.view(), request, slots, mask & self.freshness.estimated)
@@ -336,7 +336,7 @@ class Router:
         slots = slots_of(mask)
         shared = dict(self.load.shared_blocks(request.sequence_hashes, mask).items())
         loads = {}
-        for slot, cached in zip(slots, self._cached(request, slots, mask), strict=True):
+        for slot, cached in zip(slots, self._cached_blocks(request, slots, mask), strict=True):
             new_tokens = request.isl_tokens - cached * request.block_size
             new_blocks = request.prompt_blocks - shared.get(slot, 0)
             loads[self.registry.ref(slot)] = PotentialLoad(
@@ -354,7 +354,7 @@ class Router:
         if queueing is None:
             raise ValueError(f"plan {plan.id}: its request does not wait")
         model, name = request.model, queueing.policy_class
-        policy = self.policy_classes.table(model, self.config).named(name)
+        policy = self.policy_classes.table(model, self.config).class_named(name)
         if policy is not None:
             workers = planning.workers_of(self.view(), request, first.stage)
             full = self.queue.full(model, policy, workers, self.config.router_queue_max_requests)
@@ -388,7 +388,7 @@ class Router:
 
     def _pin_is_busy(self, entry: QueueEntry, table: PolicyTable) -> bool:
         """Whether every rank that a request is pinned to is above the limit of its class."""
-        policy = table.named(entry.policy_class)
+        policy = table.class_named(entry.policy_class)
         if entry.lane is None or isinstance(entry.lane, str) or policy is None:
             return False
         worker_id, rank = entry.lane
@@ -526,18 +526,18 @@ class Router:
             kind = type(plain).__name__
             raise SnapshotError(f"snapshot: expected a mapping, got {kind}")
         if plain.get("schema") != SNAPSHOT_SCHEMA:
-            schema = shown(plain.get("schema"))
+            schema = brief(plain.get("schema"))
             raise SnapshotError(f"snapshot schema: {schema}, {SNAPSHOT_SCHEMA} expected")
         _FORM.check(plain, "")
         try:
-            return cls._restored(plain, profile)
+            return cls._restore_plain(plain, profile)
         except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
             if isinstance(error, SnapshotError):
                 raise
             raise SnapshotError(f"snapshot cannot be restored: {error}") from error
 
     @classmethod
-    def _restored(cls, plain: dict[str, Any], profile: Profile | None) -> Router:
+    def _restore_plain(cls, plain: dict[str, Any], profile: Profile | None) -> Router:
         """The router of a snapshot whose values outside of its parts have their form."""
         part = "config"
         try:
@@ -562,7 +562,7 @@ class Router:
         router.sessions.load(plain.get("sessions", {}))
         router.load = ActiveSequences.restore(plain["load"], router.registry.capacity)
         router.busy = BusyTracker(router.registry, router.load)
-        router.busy.default = Thresholds.of(router.config)
+        router.busy.default = Thresholds.of_config(router.config)
         router.busy.grow(router.registry.capacity)
         router.busy.load_dump(plain["busy"])
         _check_slots(plain, router.registry)
@@ -606,7 +606,7 @@ class Router:
             self.rotation,
             self._groups,
             {stage: CostParameters.for_stage(config, stage) for stage in c.STAGES},
-            RouterPolicy.of(config),
+            RouterPolicy.of_config(config),
             self.profile or PROFILES[config.router_mode],
             what_if,
             self.tiers,
@@ -634,11 +634,11 @@ class Router:
         tracker.load_dump({**plain, "thresholds": own})
         return tracker
 
-    def _dequeued(self, change: c.Dequeued, now: float) -> Applied:
+    def _apply_dequeued(self, change: c.Dequeued, now: float) -> Applied:
         left = self.queue.take(change.request_id, change.credits, change.cursor)
         return OK if left else _not_waiting(change.request_id)
 
-    def _progressed(self, change: c.Progressed, now: float) -> Applied:
+    def _apply_progressed(self, change: c.Progressed, now: float) -> Applied:
         alive = self.load.touch(change.request_id, now)
         return OK if alive else _unknown_request(change.request_id)
 
@@ -655,15 +655,15 @@ class Router:
         self._live = None
         return OK
 
-    def _expired(self, change: c.Expired, now: float) -> Applied:
+    def _apply_expired(self, change: c.Expired, now: float) -> Applied:
         slots = {b.slot for b in self.load}
         for key in self.load.expire(now, self.config.active_request_expiry_secs):
-            self._ended(key, now)
+            self._end_learning(key, now)
         for slot in slots:
             self.busy.update(slot)
         return OK
 
-    def _upserted(self, change: c.WorkerUpserted, now: float) -> Applied:
+    def _apply_upserted(self, change: c.WorkerUpserted, now: float) -> Applied:
         worker = change.worker
         old, slots = self.registry.get(worker.worker_id), self.registry.slots(worker.worker_id)
         try:
@@ -698,7 +698,7 @@ class Router:
         self.tiers.clear(slot)
         self._clear_learned(slot)
 
-    def _lost(self, change: c.WorkerLost, now: float) -> Applied:
+    def _apply_lost(self, change: c.WorkerLost, now: float) -> Applied:
         worker_id = change.worker_id
         slots = self.registry.remove(worker_id)
         if not slots:
@@ -725,14 +725,14 @@ class Router:
         known = changed or self.load.touch(change.request_id, now)
         return OK if known else _unknown_request(change.request_id)
 
-    def _freed(self, change: c.Freed, now: float) -> Applied:
+    def _apply_freed(self, change: c.Freed, now: float) -> Applied:
         if change.stage is not None and change.stage not in c.STAGES:
             return _invalid("stage", f"one of {', '.join(c.STAGES)} or None", change.stage)
         changed = self.load.free(change.request_id, change.stage, now)
         for slot in changed:
             self.busy.update(slot)
         for stage in c.STAGES if change.stage is None else (change.stage,):
-            self._ended((change.request_id, stage), now, computed=change.computed)
+            self._end_learning((change.request_id, stage), now, computed=change.computed)
         return OK if changed else _unknown_request(change.request_id)
 
     def _kv_event(self, change: c.KvEvent, now: float) -> Applied:
@@ -891,7 +891,7 @@ class Router:
         self.freshness.note(slot)
         return OK
 
-    def _booked(self, change: Booked, now: float) -> Applied:
+    def _apply_booked(self, change: Booked, now: float) -> Applied:
         slot = self.registry.slot(change.worker_id, change.dp_rank)
         if slot is None:
             return _unknown_rank(change.worker_id, change.dp_rank)
@@ -964,7 +964,7 @@ class Router:
         if self._predicts and not estimated:
             self.predicted.learn(slot, blocks, now, key=key)
 
-    def _ended(self, key: tuple[str, Stage], now: float, *, computed: bool = True) -> None:
+    def _end_learning(self, key: tuple[str, Stage], now: float, *, computed: bool = True) -> None:
         for index in self._learning:
             index.end(key, now, computed=computed)
         self.sessions.end(*key, now)
@@ -991,9 +991,9 @@ class Router:
             for slot in slots_of(index.live):
                 index.clear(slot)
 
-    def _enqueued(self, change: c.Enqueued, now: float) -> Applied:
+    def _apply_enqueued(self, change: c.Enqueued, now: float) -> Applied:
         table = self.policy_classes.table(change.model, self.config)
-        policy = table.named(change.policy_class)
+        policy = table.class_named(change.policy_class)
         if policy is None:
             return Applied(False, "invalid", f"policy class {change.policy_class} is not known")
         added = self.queue.add(
@@ -1053,7 +1053,7 @@ class Router:
             self.config = self.config.with_values(change.values)
         except ConfigError as error:
             return Applied(False, "invalid", str(error))
-        self.busy.default = Thresholds.of(self.config)
+        self.busy.default = Thresholds.of_config(self.config)
         self.busy.update_all()
         self._bound_learned()
         return OK
@@ -1177,22 +1177,22 @@ def _other_block_size(registry: WorkerRegistry, request: RoutingRequest) -> str 
 _HANDLERS: Final[Mapping[type, Callable[[Router, Any, float], Applied]]] = MappingProxyType(
     {
         c.KvEvent: Router._kv_event,
-        c.Booked: Router._booked,
+        c.Booked: Router._apply_booked,
         c.PrefillDone: Router._prefill_done,
-        c.Freed: Router._freed,
+        c.Freed: Router._apply_freed,
         c.OutputBlock: Router._output_block,
-        c.Enqueued: Router._enqueued,
-        c.Dequeued: Router._dequeued,
-        c.Progressed: Router._progressed,
+        c.Enqueued: Router._apply_enqueued,
+        c.Dequeued: Router._apply_dequeued,
+        c.Progressed: Router._apply_progressed,
         c.LoadReported: Router._load_reported,
-        c.WorkerUpserted: Router._upserted,
-        c.WorkerLost: Router._lost,
+        c.WorkerUpserted: Router._apply_upserted,
+        c.WorkerLost: Router._apply_lost,
         c.WorkerAvailability: Router._availability,
         c.IndexConnected: Router._index_connected,
         c.IndexMarked: Router._index_marked,
         c.ThresholdsSet: Router._thresholds_set,
         c.ConfigSet: Router._config_set,
         c.TransferTableSet: Router._transfer_table_set,
-        c.Expired: Router._expired,
+        c.Expired: Router._apply_expired,
     }
 )

@@ -46,7 +46,7 @@ def packer(count: int) -> Struct:
     return Struct(f"={count}Q")
 
 
-def _packed(hashes: Sequence[int]) -> memoryview:
+def _pack(hashes: Sequence[int]) -> memoryview:
     """Hashes (u64) as bytes."""
     column = hashes if isinstance(hashes, array) else array("Q", hashes)
     return memoryview(column).cast("B")
@@ -160,7 +160,7 @@ class Runs:
         if isinstance(held, int):
             length = self.lengths[run]
             if end == length:
-                self.holders[run] = self.shared(held | bit)
+                self.holders[run] = self._same_object(held | bit)
                 return length
             if held == bit:
                 return end
@@ -175,14 +175,14 @@ class Runs:
                 if joined == last:
                     made[-2] = upto
                 else:
-                    last = self.shared(joined)
+                    last = self._same_object(joined)
                     made += (upto, last)
             if high > end:
                 left = mask & ~bit
                 if left == last:
                     made[-2] = high
                 elif left:
-                    last = self.shared(left)
+                    last = self._same_object(left)
                     made += (high, last)
             low = high
         if not made:
@@ -190,7 +190,7 @@ class Runs:
         self.holders[run] = made[1] if len(made) == 2 else tuple(made)
         return made[-2]
 
-    def shared(self, mask: int) -> int:
+    def _same_object(self, mask: int) -> int:
         """The one object for masks of this value."""
         if len(self.masks) > _SAME_MASKS:
             self.masks.clear()
@@ -208,7 +208,7 @@ class Runs:
 
     def create(self, run: int, above: int, body: bytes, bit: int) -> None:
         """Add a run, by its `next_number`, whose blocks the slot of ``bit`` alone holds."""
-        bit, count = self.shared(bit), len(body) // WIDTH
+        bit, count = self._same_object(bit), len(body) // WIDTH
         if self.free:
             self.free.pop()
             self.bodies[run], self.holders[run], self.above[run] = body, bit, above
@@ -253,7 +253,7 @@ class Runs:
             held = (end, held)
         if held[-1] == bit:
             held = held[:-2]
-        self.holders[run] = (*held, length, self.shared(bit))
+        self.holders[run] = (*held, length, self._same_object(bit))
 
     def cut(self, run: int, end: int) -> None:
         """Keep the first ``end`` blocks of a run; no run continues after a later one."""
@@ -326,12 +326,12 @@ class Runs:
         shards = len(kids)
         total, at, above, sequence = len(hashes), 0, ROOT, hashes[0]
         # Packing is most of the cost, so it waits until a beginning of the prompt is held.
-        data = _packed(hashes[:_BEGINNING])
+        data = _pack(hashes[:_BEGINNING])
         while run := self.start(sequence, above):
             # The first block is the same, since its sequence hash is.
             same = self.equal_locals(run, 0, data, at) or 1
             if (at + same) * 8 == len(data) and at + same < total:
-                data = _packed(hashes)
+                data = _pack(hashes)
                 same = self.equal_locals(run, 0, data, at)
             yield run, same
             at += same

@@ -89,7 +89,7 @@ def select(
     every rejection. A refusal is a normal Decision without a winner.
     """
     profile = view.profile
-    funnel, rejected, mask = _filtered(view, context)
+    funnel, rejected, mask = _apply_filters(view, context)
     bound = None
     if context.request.session is not None and view.sessions is not None and mask:
         bound = _bound_worker(view, context, rejected)
@@ -98,9 +98,9 @@ def select(
     if detail or not mask:
         limit = None if detail else MAX_REFUSAL_REASONS
         funnel = _with_reasons(view, context, funnel, rejected, limit)
-    given = _given(view, context, funnel, sample)
+    given = _common_fields(view, context, funnel, sample)
     if not mask:
-        return Decision(outcome=_refused(funnel, context), **given)
+        return Decision(outcome=_refusal_outcome(funnel, context), **given)
     parameters: CostParameters = given["parameters"]
     candidates = view.registry.candidates(mask)
     inputs = cost_inputs(view, context, candidates, mask, parameters)
@@ -131,7 +131,7 @@ def select(
     )
 
 
-def _given(
+def _common_fields(
     view: RoutingView, context: SelectionContext, funnel: Sequence[FunnelStep], sample: float
 ) -> dict[str, Any]:
     """The fields of a decision that are known before the costs, with or without candidates."""
@@ -191,7 +191,7 @@ def _turn(view: RoutingView, context: SelectionContext) -> int:
     return view.rotation.get((model, context.stage), 0)
 
 
-def _filtered(
+def _apply_filters(
     view: RoutingView, context: SelectionContext
 ) -> tuple[list[FunnelStep], list[tuple[Filter, int]], int]:
     """The steps of the funnel, what each filter rejected, and the slots that are left."""
@@ -368,7 +368,7 @@ def _lazily(
     def values_of(number: int) -> Sequence[float]:
         return all_terms()[number].values
 
-    def known(values: Sequence[float]) -> dict[int, float]:
+    def known_costs(values: Sequence[float]) -> dict[int, float]:
         return {at: values[group] for at, group in group_of.items()}
 
     def all_costs() -> list[float]:
@@ -379,11 +379,11 @@ def _lazily(
             term.name,
             term.unit,
             term.weight,
-            LazyColumn(partial(values_of, number), count, known(term.values)),
+            LazyColumn(partial(values_of, number), count, known_costs(term.values)),
         )
         for number, term in enumerate(terms)
     )
-    return lazy, (all_costs, count, known(costs))
+    return lazy, (all_costs, count, known_costs(costs))
 
 
 def _transfer_uncounted(context: SelectionContext, inputs: CostInputs) -> bool:
@@ -471,7 +471,7 @@ def _among(
     device classes."""
     if view.profile.among == "device":
         ratio = view.config.encoder_cuda_to_cpu_ratio
-        budget = DeviceBudget.of(candidates.workers, inputs.active_requests, ratio)
+        budget = DeviceBudget.of_candidates(candidates.workers, inputs.active_requests, ratio)
         return {"budget": budget}
     count = len(candidates.slots)
     return {"pair": draw_two(count, sample)} if count > 1 else {}
@@ -490,7 +490,7 @@ def _rejections(
     )
 
 
-def _refused(funnel: Sequence[FunnelStep], context: SelectionContext) -> Outcome:
+def _refusal_outcome(funnel: Sequence[FunnelStep], context: SelectionContext) -> Outcome:
     """The outcome of a funnel without candidates."""
     last = funnel[-1] if funnel else None
     if last is None or not last.entered or last.filter in _OF_NO_WORKER:

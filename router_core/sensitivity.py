@@ -80,7 +80,7 @@ class Question:
     plan: RoutingPlan
     view: RoutingView
 
-    def under(self, config: RouterConfig) -> RoutingPlan:
+    def plan_under(self, config: RouterConfig) -> RoutingPlan:
         """The plan under other settings, with the same samples."""
         view = self.router.view(config, self.view.what_if, self.view.transfer)
         first, second = (
@@ -108,7 +108,7 @@ def certain(question: Question, unknowns: Iterable[Unknown]) -> bool:
     False where a winner is drawn: between equal costs, or above temperature 0.
     """
     ranges = list(unknowns)
-    if any(_drawn(hop) for hop in _hops(question.plan)):
+    if any(_is_drawn(hop) for hop in _hops(question.plan)):
         return False
     if any(True for unknown in ranges for _ in consequences(question, unknown)):
         return False
@@ -128,7 +128,7 @@ def _certain_together(question: Question, unknowns: list[Unknown]) -> bool:
         return _same_plans(question, settings, inputs)
     modes = settings.get("router_mode", ())[1:]
     config = question.view.config
-    others = [question.under(config.with_values({"router_mode": mode})) for mode in modes]
+    others = [question.plan_under(config.with_values({"router_mode": mode})) for mode in modes]
     inputs += [Unknown(turn=True)] * len(others)
     hops = [hop for plan in (question.plan, *others) for hop in _hops(plan)]
     weights = {name: values for name, values in settings.items() if name in _WEIGHTS}
@@ -159,7 +159,7 @@ def _unbeaten(
         return False
     for values in product(*weights.values()):
         other = replace(config, **dict(zip(weights, values, strict=True)))
-        if any(_challenger(_reweighted(hop, other), unknowns) is not None for hop in hops):
+        if any(_challenger(_with_weights(hop, other), unknowns) is not None for hop in hops):
             return False
     return True
 
@@ -181,7 +181,7 @@ def _same_plans(
     for values in product(*others.values()):
         chosen = dict(zip(others, values, strict=True))
         for end in ends:
-            plan = question.under(config.with_values({**chosen, **end}))
+            plan = question.plan_under(config.with_values({**chosen, **end}))
             if _difference(question.plan, plan):
                 return False
     return True
@@ -245,12 +245,12 @@ def _under_setting(question: Question, name: str, value: Any) -> Consequence | N
         return None
     if name == _SKIPPING and value:
         # Its thresholds are not known either: the loosest, and those that never leave out the hop.
-        ends = (question.under(config.with_values(end)) for end in _BYPASS_ENDS)
+        ends = (question.plan_under(config.with_values(end)) for end in _BYPASS_ENDS)
         return next(filter(None, (_difference(question.plan, plan) for plan in ends)), None)
     if name == "use_kv_events":
         # The router remembers what it routed instead: any part of the prompt may count as cached.
         return _in_bounds(question, question.plan, (Unknown(overlap=True),))
-    changed = question.under(config.with_values({name: value}))
+    changed = question.plan_under(config.with_values({name: value}))
     if value == "round-robin":
         return _by_turn(question.plan, changed) or _difference(question.plan, changed)
     return _difference(question.plan, changed)
@@ -292,7 +292,7 @@ def _possible(decision: Decision | None) -> dict[WorkerWithDpRank, float]:
     return {ref: round(chance, 3) for ref, chance in chances if chance > 0}
 
 
-def _reweighted(decision: Decision, config: RouterConfig) -> Decision:
+def _with_weights(decision: Decision, config: RouterConfig) -> Decision:
     """The costs under other weights of the formula; the winner is still the one in question."""
     inputs = decision.inputs
     if inputs is None or decision.mode != "kv":
@@ -314,7 +314,7 @@ def _in_bounds(
     if busy is not None:
         return busy
     for hop in _hops(plan):
-        drawn = _drawn(hop) and hop.mode in _IN_FLIGHT
+        drawn = _is_drawn(hop) and hop.mode in _IN_FLIGHT
         challenger = _undrawn(hop, unknowns) if drawn else _challenger(hop, unknowns)
         if challenger is not None:
             return Consequence(hop.stage, hop.workers[challenger].name)
@@ -368,7 +368,11 @@ def _challenger(decision: Decision, unknowns: Sequence[Unknown]) -> int | None:
     if decision.mode == "round-robin":
         return others[0] if any(unknown.turn for unknown in unknowns) else None
     budget = decision.budget
-    if budget is not None and budget.mixed and any(unknown.load != "known" for unknown in unknowns):
+    if (
+        budget is not None
+        and budget.has_both_classes
+        and any(unknown.load != "known" for unknown in unknowns)
+    ):
         # Any load of a candidate can make the other device class the next one.
         inside = set(decision.group)
         return next(i for i in range(len(decision.costs)) if i not in inside)
@@ -382,7 +386,7 @@ def _challenger(decision: Decision, unknowns: Sequence[Unknown]) -> int | None:
 
 def _possible_winners(decision: Decision, winner: int) -> Set[int]:
     """The winner, and all others that a draw can choose."""
-    if not _drawn(decision):
+    if not _is_drawn(decision):
         return {winner}
     chances = enumerate(decision.probabilities())
     return {winner, *(position for position, chance in chances if chance > 0)}
@@ -499,7 +503,7 @@ def _hops(plan: RoutingPlan, *, refused: bool = False) -> Iterator[Decision]:
             yield hop
 
 
-def _drawn(decision: Decision) -> bool:
+def _is_drawn(decision: Decision) -> bool:
     """Whether the winner is one of several that could have been drawn."""
     if decision.pair is not None:
         return sum(chance > 0 for chance in decision.probabilities()) > 1

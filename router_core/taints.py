@@ -75,7 +75,7 @@ class RoutingConstraints:
     def preferred(self) -> tuple[TaintConstraint, ...]:
         return tuple(item for item in self.items if item.kind == "preferred")
 
-    def merged(self, derived: Iterable[TaintConstraint]) -> RoutingConstraints:
+    def merge(self, derived: Iterable[TaintConstraint]) -> RoutingConstraints:
         """These and ``derived``: required taints are added, a preferred weight is overwritten.
 
         As in Dynamo 1.6, a derived weight replaces the request's own for the same taint (observed:

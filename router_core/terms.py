@@ -168,7 +168,7 @@ def _transfer(
         place, seconds = view.own_place, table.seconds(0)
     if seconds is None:
         return None
-    masks = view.classes.of(view.registry, table, place)
+    masks = view.classes.masks_from(view.registry, table, place)
     column, classes = transfer_columns(masks, slots, mask, seconds)
     names = (*table.names, BEYOND)
     return AddedColumn("transfer", column, list(map(names.__getitem__, classes)))

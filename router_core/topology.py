@@ -39,7 +39,7 @@ class RouterPolicy:
     weight: float | None = None
 
     @classmethod
-    def of(cls, config: RouterConfig) -> RouterPolicy | None:
+    def of_config(cls, config: RouterConfig) -> RouterPolicy | None:
         if config.kv_transfer_domain is None:
             return None
         return cls(
@@ -180,7 +180,7 @@ class TransferGroups:
     underivable: int = 0
 
     @classmethod
-    def of(cls, registry: WorkerRegistry, policy: RouterPolicy | None) -> TransferGroups:
+    def of_registry(cls, registry: WorkerRegistry, policy: RouterPolicy | None) -> TransferGroups:
         masks: dict[tuple[str, bool], int] = {}
         free = underivable = 0
         for worker in registry:
@@ -208,10 +208,10 @@ class TransferGroupsCache:
     def __init__(self) -> None:
         self._known: tuple[int, RouterPolicy | None, TransferGroups] | None = None
 
-    def of(self, registry: WorkerRegistry, policy: RouterPolicy | None) -> TransferGroups:
+    def current(self, registry: WorkerRegistry, policy: RouterPolicy | None) -> TransferGroups:
         known = self._known
         if known is None or known[0] != registry.version or known[1] != policy:
-            groups = TransferGroups.of(registry, policy)
+            groups = TransferGroups.of_registry(registry, policy)
             known = self._known = (registry.version, policy, groups)
         return known[2]
 
@@ -230,7 +230,7 @@ class PairGroups:
         #: The groups by their number.
         self.known: list[tuple[ImpliedConstraints, Place]] = []
 
-    def of(
+    def numbers(
         self,
         registry: WorkerRegistry,
         policy: RouterPolicy | None,

@@ -139,7 +139,9 @@ class TransferClasses:
         self._version: tuple[int, tuple[str, ...]] | None = None
         self._masks: dict[Place, tuple[int, ...]] = {}
 
-    def of(self, registry: WorkerRegistry, table: TransferTable, place: Place) -> tuple[int, ...]:
+    def masks_from(
+        self, registry: WorkerRegistry, table: TransferTable, place: Place
+    ) -> tuple[int, ...]:
         version = (registry.version, table.names)
         if self._version != version or len(self._masks) >= _MOST_PLACES:
             self._version = version

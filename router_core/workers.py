@@ -23,7 +23,7 @@ from router_core.forms import (
     Table,
     Text,
     Whole,
-    shown,
+    brief,
 )
 from router_core.taints import TOPOLOGY_PREFIX, canonical_taint
 
@@ -319,16 +319,16 @@ def _check_kinds(config: ModelRuntimeConfig, domains: Mapping[str, str]) -> None
     """What Dynamo refuses to read, whatever else it accepts."""
     for domain, value in domains.items():
         if not is_a(domain, str) or not is_a(value, str):
-            raise WorkerError(f"topology_domains: expected texts, got {shown(value)}")
+            raise WorkerError(f"topology_domains: expected texts, got {brief(value)}")
     if not is_a(config.enable_eagle, bool):
-        raise WorkerError(f"enable_eagle: expected true or false, got {shown(config.enable_eagle)}")
+        raise WorkerError(f"enable_eagle: expected true or false, got {brief(config.enable_eagle)}")
     for name in ("kv_transfer_domain", "kv_transfer_enforcement"):
         text = getattr(config, name)
         if text is not None and not is_a(text, str):
-            raise WorkerError(f"{name}: expected a text, got {shown(text)}")
+            raise WorkerError(f"{name}: expected a text, got {brief(text)}")
     weight = config.kv_transfer_preferred_weight
     if weight is not None and not NUMBER.holds(weight):
-        raise WorkerError(f"kv_transfer_preferred_weight: expected a number, got {shown(weight)}")
+        raise WorkerError(f"kv_transfer_preferred_weight: expected a number, got {brief(weight)}")
 
 
 def _check_policy(config: ModelRuntimeConfig) -> None:

@@ -56,7 +56,7 @@ def setting_rows(
             flag=ROUTER_OPTIONS[name].flags[0],
             env=ROUTER_OPTIONS[name].variable,
             help=ROUTER_OPTIONS[name].help,
-            built=setting.built,
+            built=setting.has_effect,
             known=name not in unknown,
             aliases=_aliases(name),
         )

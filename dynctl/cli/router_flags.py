@@ -81,10 +81,10 @@ def _flags() -> Iterator[tuple[str, Any]]:
 
 
 def _annotation(setting: Setting, flag: str, deprecated: bool) -> Any:
-    panel = PANEL if setting.built else NOT_SUPPORTED
+    panel = PANEL if setting.has_effect else NOT_SUPPORTED
     if setting.name.startswith("kv_transfer"):
         panel = POLICY_PANEL
-    if setting.name.endswith(("_threshold", "_threshold_frac")) and setting.built:
+    if setting.name.endswith(("_threshold", "_threshold_frac")) and setting.has_effect:
         panel = BUSY_PANEL
     if setting.name.startswith(("router_queue", "router_policy_config")):
         panel = QUEUE_PANEL

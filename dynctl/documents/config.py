@@ -111,12 +111,14 @@ def config_document(
     for name, setting in SETTINGS.items():
         text = ROUTER_OPTIONS[name].help
         if name in unknown:
-            rows.append(ConfigValue(name, None, NOT_EXPORTED, text, setting.built, known=False))
+            rows.append(
+                ConfigValue(name, None, NOT_EXPORTED, text, setting.has_effect, known=False)
+            )
             continue
         value = getattr(config, name)
         source = sources.get(name, "default")
         if started is not None and value != getattr(started, name):
             source = "set while running"
-        rows.append(ConfigValue(name, value, source, text, setting.built))
+        rows.append(ConfigValue(name, value, source, text, setting.has_effect))
     own = {model: dict(values) for model, values in (thresholds or {}).items()}
     return ConfigDocument(version, preset, rows, own, prefill_load, list(serving))

@@ -12,8 +12,8 @@ from router_core import DEFAULT_PRESET, PRESETS, SETTINGS, Setting
 
 def settings_tables() -> str:
     """What has an effect, then what is only read."""
-    built = [setting for setting in SETTINGS.values() if setting.built]
-    unbuilt = [setting for setting in SETTINGS.values() if not setting.built]
+    built = [setting for setting in SETTINGS.values() if setting.has_effect]
+    unbuilt = [setting for setting in SETTINGS.values() if not setting.has_effect]
     lines = [
         *_table(built),
         "",

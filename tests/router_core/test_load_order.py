@@ -333,9 +333,9 @@ def test_orders_forget_changes_beyond_their_bound_and_begin_again():
     assert cheapest() == [0b1111]
     for number in range(10_000):
         tokens[number % 4] += 1
-        orders.changed(number % 4)
+        orders.note_change(number % 4)
     tokens[2] = 0
-    orders.changed(2)
+    orders.note_change(2)
     assert (cheapest() or [0])[0] == 0b100
 
 

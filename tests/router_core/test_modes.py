@@ -233,7 +233,7 @@ def test_with_one_device_class_the_least_loaded_wins(cpus: int, accelerators: in
     decision = made.plan(request(32)).final
     assert decision.worker.worker_id == first + 2
     assert decision.budget is not None
-    assert not decision.budget.mixed
+    assert not decision.budget.has_both_classes
 
 
 def test_a_worker_of_an_unknown_device_is_an_accelerator() -> None:

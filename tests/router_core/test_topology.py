@@ -99,7 +99,7 @@ def test_merge_keeps_the_request_and_overwrites_its_weight_for_the_policys_taint
     derived = implied_constraints(
         worker(1, role="prefill", zone="a", policy="preferred", weight=0.85), [], None
     )
-    merged = own.merged(derived.constraints)
+    merged = own.merge(derived.constraints)
     assert [item.taint for item in merged.required] == ["gold"]
     assert {item.taint: item.weight for item in merged.preferred} == {ZONE_A: 0.85, "rack": 0.5}
     assert {item.taint: item.origin for item in merged.preferred}["rack"] == "request"

@@ -267,7 +267,7 @@ class RequestFlow:
             return plan
         if again:
             # A retry had its turn already, and the room that it left is free again.
-            return plan.waited(plan, record.queued_s or 0.0)
+            return plan.after_wait(plan, record.queued_s or 0.0)
         return await self._service.admission.wait(plan, request, record)
 
     # -- the three ways --------------------------------------------------------------------

@@ -179,7 +179,7 @@ class SelectionApi:
         if plan.waits and earlier is None:
             plan = await self._admitted(plan, request, record, hops)
         elif plan.waits:
-            plan = plan.waited(plan, record.queued_s or 0.0)
+            plan = plan.after_wait(plan, record.queued_s or 0.0)
         service.decided(plan, request, record)
         if not plan.ok:
             # Of a retry its frontend reports what the client got: the error of the engine.

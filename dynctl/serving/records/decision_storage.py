@@ -240,7 +240,7 @@ def _row(decision: Decision, i: int) -> tuple[Any, ...]:
     if inputs is not None:
         read = [None if column is None else column[i] for column in _input_columns_of(inputs)]
         added = inputs.added
-        read.append(None if added is None else tuple(column.at(i) for column in added))
+        read.append(None if added is None else tuple(column.at_position(i) for column in added))
     values = [term.values[i] for term in decision.terms]
     return (decision.workers[i], decision.refs[i], decision.costs[i], *read, *values)
 

@@ -191,7 +191,7 @@ class Admission:
             waiting.admitted.set_exception(found)
             return True
         waited = service.clock() - waiting.since
-        plan = found.waited(waiting.plan, waited)
+        plan = found.after_wait(waiting.plan, waited)
         waiting.record.queued_s = waited
         waiting.record.queue_depth = len(service.router.queue)
         if plan.ok:

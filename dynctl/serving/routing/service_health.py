@@ -159,7 +159,7 @@ class ServiceHealth:
         """Update the conditions that depend on the registered workers. ``mismatched``: worker name
         -> why its cache cannot be matched."""
         try:
-            policy = RouterPolicy.of(self._service.router.config)
+            policy = RouterPolicy.of_config(self._service.router.config)
         except ConfigError:
             policy = None
         for worker in self._service.router.registry:

@@ -247,7 +247,7 @@ class ReplayRouters:
             live.admitted = True
             before, plan = live.waits, plans[name]
             if before is not None:
-                plan = plan.waited(before, live.queued_s or 0.0)
+                plan = plan.after_wait(before, live.queued_s or 0.0)
             if plan.ok:
                 self.book(live, plan.first)
                 self.users.dispatch(live, plan, booked=True)

@@ -242,7 +242,7 @@ def test_a_request_that_waits_is_explained() -> None:
 
 def test_a_request_that_waited_is_explained_in_the_past() -> None:
     made, asked, plan = waiting_plan()
-    text = explained(made, asked, plan.waited(plan, 2.5))
+    text = explained(made, asked, plan.after_wait(plan, 2.5))
     assert (
         "the request waited 2.500 s in the router queue, class default, behind 1 other: all 2 "
         "eligible ranks held more active prefill tokens than 1 x max_num_batched_tokens and 1 of "

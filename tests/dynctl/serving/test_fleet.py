@@ -348,7 +348,7 @@ async def test_both_policies_present_and_different_is_a_condition():
     router = RouterConfig(kv_transfer_domain="rack")
     engines = [{"name": "p0", "role": "prefill", **zone("zone-a")}]
     async with site(engines, router=router) as fleet:
-        assert RouterPolicy.of(fleet.service.router.config) is not None
+        assert RouterPolicy.of_config(fleet.service.router.config) is not None
         found = condition(fleet, "POLICY_CONFLICT", "p0")
         assert "the worker's policy is used" in found.message
         _, health = await fleet.get("/health")
