@@ -102,7 +102,7 @@ def since(now: Sequence[AuditRow], before: Sequence[AuditRow]) -> list[AuditRow]
     return [_less(row, known.get(row.worker_id)) for row in now]
 
 
-def added(rows: Sequence[AuditRow]) -> list[AuditRow]:
+def add_by_worker(rows: Sequence[AuditRow]) -> list[AuditRow]:
     """The rows of several replicas, added by worker."""
     by_worker: dict[str, AuditRow] = {}
     for row in rows:

@@ -334,7 +334,7 @@ def _choice_row(plan: RoutingPlan, choice: Choice, at: float, whole: bool) -> De
         prefill_domains={} if prefill is None else dict(prefill.worker.domains),
         whole=whole,
         message=message,
-        observed=_observed(plan, choice),
+        observed=_observed_choice(plan, choice),
     )
     return row if plan.decode is None else _with_prediction(row, plan.decode, choice)
 
@@ -373,7 +373,7 @@ def _chosen_at(predicted: Decision | None, choice: Choice) -> int | None:
     return next((i for i, ref in enumerate(predicted.refs) if tuple(ref) == wanted), None)
 
 
-def _observed(plan: RoutingPlan, choice: Choice) -> ObservedChoice:
+def _observed_choice(plan: RoutingPlan, choice: Choice) -> ObservedChoice:
     predicted = plan.decode
     position = _chosen_at(predicted, choice)
     agrees = None
@@ -444,7 +444,7 @@ def past_decision(
             winner=Winner(None, None),
             prefill=None,
             decode=None,
-            observed=_observed(plan, choice),
+            observed=_observed_choice(plan, choice),
             at=at,
             whole=whole,
             attempt=len(earlier) + 1,
@@ -470,7 +470,7 @@ def past_decision(
         relaxed=plan.relaxed,
         bypass=bypass_row(plan),
         pairs=pair_choice(plan, lambda _: None) if whole else UNSET,
-        observed=UNSET if choice is None else _observed(plan, choice),
+        observed=UNSET if choice is None else _observed_choice(plan, choice),
         at=at,
         whole=whole,
         attempt=len(earlier) + 1,

@@ -76,7 +76,7 @@ def judge(doubts: Iterable[Doubt], question: Question) -> list[Doubt]:
     judged = [
         doubt
         if unknown is None
-        else _judged(doubt, list(consequences(question, unknown)), question)
+        else _with_effect(doubt, list(consequences(question, unknown)), question)
         for doubt, unknown in ranged
     ]
     ranges = [unknown for _, unknown in ranged if unknown is not None]
@@ -126,7 +126,7 @@ def _unknown(varies: Varies | None, question: Question) -> Unknown | None:
     )
 
 
-def _judged(doubt: Doubt, results: Sequence[Consequence], question: Question) -> Doubt:
+def _with_effect(doubt: Doubt, results: Sequence[Consequence], question: Question) -> Doubt:
     if not results:
         return msgspec.structs.replace(doubt, matters=False, effect=_UNCHANGED)
     if results[0].setting:

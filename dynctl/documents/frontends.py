@@ -377,7 +377,7 @@ def sent_request(request: RoutingRequest) -> SentRequest:
         request.model,
         request.isl_tokens,
         request.block_size,
-        _packed(request.sequence_hashes),
+        _pack(request.sequence_hashes),
         request.constraints,
         request.pin_prefill,
         request.pin_decode,
@@ -388,8 +388,8 @@ def sent_request(request: RoutingRequest) -> SentRequest:
         request.notes,
         request.lora_name,
         request.salted,
-        _packed(request.local_hashes),
-        tuple(map(_packed, request.more_hashes)),
+        _pack(request.local_hashes),
+        tuple(map(_pack, request.more_hashes)),
         request.lengths,
         request.policy_class,
         request.priority,
@@ -410,7 +410,7 @@ def request_of(sent: SentRequest, block_size: int, now: float) -> RoutingRequest
         sent.model,
         sent.isl_tokens,
         sent.block_size,
-        _unpacked("sequence_hashes", sent.sequence_hashes),
+        _unpack("sequence_hashes", sent.sequence_hashes),
         sent.constraints,
         sent.pin_prefill,
         sent.pin_decode,
@@ -421,8 +421,8 @@ def request_of(sent: SentRequest, block_size: int, now: float) -> RoutingRequest
         sent.notes,
         sent.lora_name,
         sent.salted,
-        _unpacked("local_hashes", sent.local_hashes),
-        tuple(_unpacked("more_hashes", column) for column in sent.more_hashes),
+        _unpack("local_hashes", sent.local_hashes),
+        tuple(_unpack("more_hashes", column) for column in sent.more_hashes),
         sent.lengths,
         sent.policy_class,
         sent.priority,
@@ -438,11 +438,11 @@ def request_of(sent: SentRequest, block_size: int, now: float) -> RoutingRequest
     return request
 
 
-def _packed(hashes: Sequence[int]) -> bytes:
+def _pack(hashes: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(hashes)}Q", *hashes)
 
 
-def _unpacked(field: str, packed: bytes) -> tuple[int, ...]:
+def _unpack(field: str, packed: bytes) -> tuple[int, ...]:
     count, rest = divmod(len(packed), _HASH_BYTES)
     if rest:
         raise _wrong(field, f"expected {_HASH_BYTES} bytes a hash, got {len(packed)} bytes")

@@ -232,7 +232,7 @@ def moved_snapshot(snapshot: dict[str, Any], by: float) -> dict[str, Any]:
     def later(at: float | None) -> float | None:
         return None if at is None else at + by
 
-    def learned(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    def learned_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         return [
             {
                 **row,
@@ -264,7 +264,7 @@ def moved_snapshot(snapshot: dict[str, Any], by: float) -> dict[str, Any]:
         },
     }
     for name in ("learned", "recent", "predicted"):
-        plain[name] = learned(snapshot.get(name, ()))
+        plain[name] = learned_rows(snapshot.get(name, ()))
     sessions = snapshot.get("sessions")
     if sessions:
         plain["sessions"] = {

@@ -167,7 +167,7 @@ def _form(tag: int, form: type[Any]) -> _Form:
     timed = names[:1] == ("at",)  # records have their time themselves
     columns = tuple(i for i, name in enumerate(names) if name in _COLUMNS)
     places = tuple(i + 2 - timed for i in columns)
-    get = _ended if form is Finished else _getter(names[timed:])
+    get = _finished_values if form is Finished else _getter(names[timed:])
     return _Form(tag, form, names, get, columns, places, form in _OWN)
 
 
@@ -175,7 +175,7 @@ _all_of_finished = _getter(_names(Finished)[1:])
 _FINISHED_BEFORE: Final = _names(Finished).index("state") - 1
 
 
-def _ended(value: Finished) -> tuple[Any, ...]:
+def _finished_values(value: Finished) -> tuple[Any, ...]:
     """The values of the end of a request; without a state as files always had them."""
     values = _all_of_finished(value)
     return values if value.state else values[:_FINISHED_BEFORE]
@@ -401,7 +401,7 @@ class PlainChunk(NamedTuple):
         return self.body_size + 8 * self.hash_count
 
 
-def packed(chunk: PlainChunk) -> bytes:
+def pack_chunk(chunk: PlainChunk) -> bytes:
     """The bytes of a chunk in the file. Most of its time the interpreter lock is free."""
     packer = zlib.compressobj(_LEVEL, memLevel=_MEMORY)
     # Hashes do not compress: zlib over them is half of the cost of a recording.
@@ -432,7 +432,7 @@ def encode_records(records: Sequence[Record], per_chunk: int = 4096) -> bytes:
     for at in range(0, len(records), per_chunk):
         for record in records[at : at + per_chunk]:
             writer.add(record)
-        parts.append(packed(writer.take()))
+        parts.append(pack_chunk(writer.take()))
     return b"".join(parts)
 
 
@@ -714,7 +714,7 @@ def _value(form: _Form, row: list[Any]) -> Any:
     """A change or an event; each field has the type that it is declared with."""
     kind = _TYPED.get(form.form)
     if kind is None:
-        kind = _TYPED[form.form] = _typed(form.form)
+        kind = _TYPED[form.form] = _array_type(form.form)
     values = list(msgspec.structs.astuple(msgspec.convert(row, kind)))
     for name, value in zip(form.names, values, strict=True):
         if isinstance(value, float) and not math.isfinite(value):
@@ -748,7 +748,7 @@ _APART: Final = frozenset({"event", "worker", "table"})
 _TYPED: dict[type[Any], type[msgspec.Struct]] = {}
 
 
-def _typed(form: type[Any]) -> type[msgspec.Struct]:
+def _array_type(form: type[Any]) -> type[msgspec.Struct]:
     """An array with the fields of a change or an event, for :func:`msgspec.convert`."""
     hints = get_type_hints(form)
     fields: list[Any] = []

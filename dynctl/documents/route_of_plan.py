@@ -79,27 +79,27 @@ def route_result(
     """
     view = view or router.view()
 
-    def shown(decision: Decision | None) -> DecisionResult | None:
+    def document(decision: Decision | None) -> DecisionResult | None:
         if decision is None:
             return None
         return decision_result(decision, freshness_of(router, decision, now, load_source))
 
     prefill, decode = plan.prefill, plan.decode
     by_prefill = [
-        ByPrefill(ref, shown(other.decode))
+        ByPrefill(ref, document(other.decode))
         for other in islice(router.decode_by_prefill(request, plan, view=view), MAX_BY_PREFILL)
         if (ref := decision_ref(other.prefill)) is not None
     ]
-    hops = (shown(prefill), shown(decode))
+    hops = (document(prefill), document(decode))
     question = Question(router, request, plan, view)
     judged = judge(
         [
-            *_drawn(hops),
+            *_drawn_winners(hops),
             *_refused_draws(by_prefill),
             *_drawn_bypass(plan),
             *overlap_doubts(plan.final),
-            *_estimated(hops),
-            *_waiting(hops, doubts := list(doubts)),
+            *_estimated_caches(hops),
+            *_waiting_hops(hops, doubts := list(doubts)),
             *doubts,
             *_without_condition(router, plan, doubts),
         ],
@@ -167,7 +167,7 @@ def _drawn_bypass(plan: RoutingPlan) -> Iterator[Doubt]:
         yield doubt("DYR0785", worker=plan.bypass.decode)
 
 
-def _drawn(hops: Iterable[DecisionResult | None]) -> Iterator[Doubt]:
+def _drawn_winners(hops: Iterable[DecisionResult | None]) -> Iterator[Doubt]:
     """A doubt for each hop whose winner is drawn: between equal costs, or at random."""
     for hop in hops:
         if hop is None or hop.winner is None or len(hop.candidates) < 2:
@@ -215,7 +215,7 @@ def overlap_doubts(decision: Decision) -> Iterator[Doubt]:
         yield doubt("DYR0704", why=next(notes, NOT_MODELLED))
 
 
-def _estimated(hops: Iterable[DecisionResult | None]) -> Iterator[Doubt]:
+def _estimated_caches(hops: Iterable[DecisionResult | None]) -> Iterator[Doubt]:
     """Doubts where the cache of candidates is an estimate or in part predicted; it counts on the
     first hop only."""
     for hop in hops:
@@ -230,7 +230,9 @@ def _estimated(hops: Iterable[DecisionResult | None]) -> Iterator[Doubt]:
                 yield doubt("DYR0763", varies=varies, workers=some_names(names))
 
 
-def _waiting(hops: Iterable[DecisionResult | None], doubts: Iterable[Doubt]) -> Iterator[Doubt]:
+def _waiting_hops(
+    hops: Iterable[DecisionResult | None], doubts: Iterable[Doubt]
+) -> Iterator[Doubt]:
     """A doubt where the request waits first: it is decided on the load of that later moment."""
     if any(row.code == "DYR0713" for row in doubts):
         return

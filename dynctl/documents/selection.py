@@ -214,7 +214,7 @@ class PotentialLoads(msgspec.Struct, frozen=True):
 
 def parse_select(body: Mapping[str, Any]) -> SelectRequest:
     """Read the body of ``/v1/select``; raises RequestError naming the field."""
-    fields = _renamed(body)
+    fields = _by_present_names(body)
     refuse_unknown(fields, "body", _KNOWN)
     tokens, local, sequence, isl = _prompt(fields)
     pin_prefill, pin_decode = _pins(fields)
@@ -335,7 +335,7 @@ def _hop(decision: Decision | None) -> SelectedHop | None:
     )
 
 
-def _renamed(body: Mapping[str, Any]) -> dict[str, Any]:
+def _by_present_names(body: Mapping[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for key, value in body.items():
         name = _ALIASES.get(key, key)

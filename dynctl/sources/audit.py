@@ -10,7 +10,7 @@ from typing import Final
 
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
-from dynctl.documents.audit import AuditReport, added, audit_report, since
+from dynctl.documents.audit import AuditReport, add_by_worker, audit_report, since
 from dynctl.documents.fleet_load import FleetLoad
 from dynctl.sources.connect import connect
 from dynctl.sources.dynamo.source import DynamoSource
@@ -80,7 +80,7 @@ def _compare_frontends(
     return audit_report(
         source.title,
         kind,
-        added(rows),
+        add_by_worker(rows),
         skipped={reason: count for reason, count in skipped.items() if count > 0},
         seconds=duration or None,
     )

@@ -185,7 +185,7 @@ def _of_recordings(opened: Sequence[RecordingFile], query: HitsQuery) -> HitsRep
     streams = [_numbered(recording, number) for number, recording in enumerate(opened)]
     for _, number, record in merge(*streams, key=lambda item: item[0]):
         ladder.take(record, number)
-    again = ladder.repeated()
+    again = ladder.twice_read()
     if again is not None:
         raise UsageProblem(
             f"{opened[again].path}: most of its requests are in another of the recordings too, so "

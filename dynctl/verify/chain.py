@@ -50,7 +50,7 @@ class Link:
         return not self.unknown
 
     @classmethod
-    def of(cls, unread: Unread) -> Link:
+    def of_unread(cls, unread: Unread) -> Link:
         """A link whose value could not be read."""
         return cls(None, unread.why, unread=True)
 

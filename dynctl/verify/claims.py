@@ -55,7 +55,7 @@ class MetadataClaims:
             for card in deployment.workers
         }
 
-    def of(self, pod: Pod) -> Claim:
+    def claim_of(self, pod: Pod) -> Claim:
         """The registrations of a pod: those of the metadata that names it."""
         cards: dict[CardKey, RegisteredWorker] = {}
         for item in self._metadata.get((pod.namespace, pod.name), ()):
@@ -89,7 +89,7 @@ class AddressClaims:
                 if any(_may_be_of(pod, card) for card in nowhere):
                     self._claims[_key(pod)] = Claim(unknown=_NOWHERE)
 
-    def of(self, pod: Pod) -> Claim:
+    def claim_of(self, pod: Pod) -> Claim:
         """The registrations of a pod."""
         return self._claims.get(_key(pod), Claim())
 

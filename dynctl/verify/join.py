@@ -119,19 +119,19 @@ def join(facts: VerifyFacts) -> JoinedFacts:
     names = sorted({*read, *pods})
     index = _Join(facts, cluster, topologies, nodes, metadata, deployments)
     index.claim((read.get(name), pods[name]) for name in names)
-    ids = {name: {card_id for _, card_id in index.claimed(pods[name])} for name in names}
+    ids = {name: {card_id for _, card_id in index.cards_of(pods[name])} for name in names}
     index.routers = routers = tuple(_with_graph(router, ids) for router in facts.routers)
     graphs = tuple(
         index.graph(name, read.get(name), pods[name])
         for name in names
         if not cluster.wanted or name.rpartition("/")[2] in cluster.wanted
     )
-    claimed = index.claimed(_known_items(cluster.pods))
+    claimed = index.cards_of(_known_items(cluster.pods))
     # With named graphs the pods of other graphs were not read: their workers are not loose.
     rest = [] if cluster.wanted else _cards(deployments, claimed)
     podless = Link(unknown="registered by no known pod")
     if isinstance(cluster.pods, Unread):
-        podless = Link.of(cluster.pods)
+        podless = Link.of_unread(cluster.pods)
     loose = _loose_workers(rest, routers, podless)
     return JoinedFacts(facts, graphs, loose, topologies, nodes, deployments, routers)
 
@@ -184,13 +184,13 @@ class _Join:
         ]
         self._claims = AddressClaims(workers, self._deployments.get(_ELSEWHERE, Deployment()))
 
-    def claimed(self, pods: Iterable[Pod]) -> set[CardKey]:
+    def cards_of(self, pods: Iterable[Pod]) -> set[CardKey]:
         """The registrations of ``pods``, and those that belong to one of several."""
         elsewhere = self._facts.registry is not None
         return {
             card_key(_ELSEWHERE if elsewhere else pod.namespace, card)
             for pod in pods
-            for claim in [self._claims.of(pod)]
+            for claim in [self._claims.claim_of(pod)]
             for card in (*claim.cards, *claim.among)
         }
 
@@ -213,7 +213,7 @@ class _Join:
         self, graph: str, policy: Policy | None, pod: Pod, component: Component | None, kind: str
     ) -> WorkerChain:
         key = (pod.namespace, pod.name)
-        claim = self._claims.of(pod)
+        claim = self._claims.claim_of(pod)
         cards = claim.cards
         role, role_source = _role(pod, component, kind, cards)
         unread = isinstance(self._cluster.endpoints, Unread)
@@ -252,7 +252,7 @@ class _Join:
 
     def _node(self, pod: Pod, key: str) -> Link:
         if isinstance(self._cluster.nodes, Unread):
-            return Link.of(self._cluster.nodes)
+            return Link.of_unread(self._cluster.nodes)
         if not pod.node:
             return Link(unknown="not scheduled yet")
         node = self._nodes.get(pod.node)
@@ -267,7 +267,7 @@ class _Join:
         if read is None:
             return Link(unknown=NOT_SAMPLED)
         if isinstance(read, Unread):
-            return Link.of(read)
+            return Link.of_unread(read)
         file = read.get(domain)
         if file is None:
             return Link(unknown=NOT_SAMPLED)
@@ -281,7 +281,7 @@ class _Join:
         if not unknown:
             registry = self._facts.registry
             source = self._cluster.metadata if registry is None else registry.deployment
-            rest = Link.of(source) if isinstance(source, Unread) else Link()
+            rest = Link.of_unread(source) if isinstance(source, Unread) else Link()
         return {LinkName.CARD: rest, LinkName.TAINT: rest, LinkName.ROUTER: rest}
 
     def _why_unregistered(self, worker: WorkerChain) -> str:
@@ -378,7 +378,7 @@ def _router(
     read = [router.workers for router in mine if not isinstance(router.workers, Unread)]
     if not read:
         refused = [router.workers for router in mine if isinstance(router.workers, Unread)]
-        return Link.of(refused[0]) if refused else Link(unknown="no router was queried")
+        return Link.of_unread(refused[0]) if refused else Link(unknown="no router was queried")
     ids = {item.worker.worker_id for item in cards}
     return Link(value if all(ids <= known for known in read) else None)
 

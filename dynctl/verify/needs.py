@@ -60,7 +60,7 @@ def live_workers(joined: JoinedFacts) -> list[WorkerChain]:
 # -- needs -----------------------------------------------------------------------------------------
 
 
-def clustered(joined: JoinedFacts) -> Skipped | None:
+def has_cluster(joined: JoinedFacts) -> Skipped | None:
     """A cluster was read."""
     return Skipped(NO_CLUSTER) if joined.cluster is None else None
 
@@ -83,7 +83,7 @@ def in_cluster(joined: JoinedFacts) -> Skipped | None:
     return None
 
 
-def governed(joined: JoinedFacts) -> Skipped | None:
+def has_policy(joined: JoinedFacts) -> Skipped | None:
     """At least one graph has a valid policy."""
     if joined.governed:
         return None
@@ -98,16 +98,16 @@ def has_workers(joined: JoinedFacts) -> Skipped | None:
     return None if live_workers(joined) else Skipped("no worker pods (DYT0401)")
 
 
-def sourced(joined: JoinedFacts) -> Skipped | None:
+def label_known(joined: JoinedFacts) -> Skipped | None:
     """The label of the transfer domain is known for at least one graph."""
     if any(graph.policy is not None and graph.policy.source for graph in joined.governed):
         return None
-    unread = unsourced(joined)
+    unread = unlabelled_graphs(joined)
     why = "; ".join(unread[:2]) or "the label of the domain is unknown (DYT0201, DYT0202)"
     return Skipped(why, unread=bool(unread))
 
 
-def unsourced(joined: JoinedFacts) -> list[str]:
+def unlabelled_graphs(joined: JoinedFacts) -> list[str]:
     """The graphs whose labels are unknown because their Grove topology could not be read."""
     cluster = joined.cluster
     if cluster is None or not isinstance(cluster.topologies, Unread):

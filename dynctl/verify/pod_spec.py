@@ -73,7 +73,7 @@ def env_differences(container: Container, policy: Policy) -> dict[str, str]:
     """Variable -> its difference from the policy, as text."""
     differences = {}
     for name in POLICY_ENV:
-        wanted = _wanted(name, policy)
+        wanted = _wanted_value(name, policy)
         if name not in container.env:
             if wanted:
                 differences[name] = f"{name} is not set, expected {wanted}"
@@ -152,7 +152,7 @@ def _volume(pod: Pod) -> Volume | None:
     return next((volume for volume in pod.volumes if volume.name == TOPOLOGY_VOLUME), None)
 
 
-def _wanted(name: str, policy: Policy) -> str:
+def _wanted_value(name: str, policy: Policy) -> str:
     weight = policy.weight
     values: Mapping[str, str] = {
         DOMAIN_ENV: policy.domain,

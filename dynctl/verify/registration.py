@@ -53,7 +53,7 @@ def registration_refused(joined: JoinedFacts, worker: WorkerChain) -> str:
     """
     if not in_kubernetes(worker):
         return ""
-    refused = denied(joined).get(user_of(pod_of(worker)), ())
+    refused = denied_permissions(joined).get(user_of(pod_of(worker)), ())
     if any(review.resource == PLURAL and review.verb in _WRITING for review in refused):
         return "DYT0703"
     log = log_of(joined, worker)
@@ -65,7 +65,7 @@ def user_of(pod: Pod) -> str:
     return f"system:serviceaccount:{pod.namespace}:{pod.service_account or 'default'}"
 
 
-def denied(joined: JoinedFacts) -> dict[str, list[AccessReview]]:
+def denied_permissions(joined: JoinedFacts) -> dict[str, list[AccessReview]]:
     """User -> missing permissions, of the workers' service accounts."""
     accounts = () if joined.cluster is None else joined.cluster.worker_accounts
     return {
@@ -75,7 +75,7 @@ def denied(joined: JoinedFacts) -> dict[str, list[AccessReview]]:
     }
 
 
-def unregistered(joined: JoinedFacts, worker: WorkerChain) -> Skipped | None:
+def registration_gap(joined: JoinedFacts, worker: WorkerChain) -> Skipped | None:
     """Why a worker has no registration that can be checked; None if it has one."""
     registry, cluster = joined.facts.registry, joined.cluster
     if registry is not None and isinstance(registry.deployment, Unread):
@@ -132,7 +132,7 @@ def cards_of(joined: JoinedFacts, workers: Sequence[WorkerChain]) -> Cards:
         if worker.follower or worker.encoder:
             continue
         cards.whole += 1
-        gap = unregistered(joined, worker)
+        gap = registration_gap(joined, worker)
         if gap is not None:
             (cards.unread if gap.unread else cards.elsewhere).append(gap.reason)
         elif has_stale_cards(joined, worker, uids):

@@ -158,7 +158,7 @@ def _reader(options: GlobalOptions, wanted: VerifyOptions) -> Callable[[], Verif
     exec_, logs = _sampling("--exec", wanted.exec), _sampling("--logs", wanted.logs)
 
     def read() -> VerifyFacts:
-        facts = VerifyFacts(registry=_registered(options, clustered) if registry else None)
+        facts = VerifyFacts(registry=_read_registry(options, clustered) if registry else None)
         if not clustered:
             return _with_routers(routers, facts, None)
         cluster = open_cluster(options)
@@ -218,7 +218,7 @@ def _with_routers(routers: Routers, facts: VerifyFacts, cluster: Cluster | None)
     return replace(facts, routers=views, probe=probe)
 
 
-def _registered(options: GlobalOptions, clustered: bool) -> Registry:
+def _read_registry(options: GlobalOptions, clustered: bool) -> Registry:
     """The workers that are registered now in etcd or files.
 
     Raises Unreachable if they are not readable or there are none, and no cluster is read as well.

@@ -26,7 +26,7 @@ def tally(
     """
     codes, words = _reasons(elsewhere)
     why = "; ".join([*words, *([f"see {', '.join(codes)}"] if codes else [])])
-    counted = of(judged, whole, noun)
+    counted = count_of(judged, whole, noun)
     if why and judged < whole:
         counted += f"; the others: {why}" if judged else f": {why}"
     result = outcome(findings, unread, counted)
@@ -44,7 +44,7 @@ def _reasons(elsewhere: Iterable[str]) -> tuple[list[str], list[str]]:
     return codes, [reason for reason in each if reason not in codes]
 
 
-def of(part: int, whole: int, noun: str) -> str:
+def count_of(part: int, whole: int, noun: str) -> str:
     """``18 of 18 worker pods``."""
     return f"{part:,} of {many(whole, noun)}"
 
@@ -72,7 +72,7 @@ def short(graph: VerifiedGraph) -> str:
     return graph.subject.partition(" ")[2]
 
 
-def quoted(value: str) -> str:
+def quote(value: str) -> str:
     """``us-east-1a``, and ``""`` for an empty value."""
     return value or '""'
 

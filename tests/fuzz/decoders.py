@@ -537,7 +537,7 @@ def _recordings() -> list[Message]:
         writer = recording_file.ChunkWriter()
         for record in made[at : at + 3]:
             writer.add(record)
-        data = recording_file.packed(writer.take())
+        data = recording_file.pack_chunk(writer.take())
         head = recording_file.chunk_header(data)
         assert head is not None
         payload = data[-head.length :]

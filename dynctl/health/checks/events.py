@@ -8,11 +8,11 @@ from typing import Final
 from dynctl.findings.runner import Check, Found, Outcome, Skipped, found, outcome
 from dynctl.health.checks.planes import (
     count,
-    discovered,
-    listed,
+    entries_known,
+    has_workers,
     nats_is_lost,
     planes_of,
-    populated,
+    problems,
     reachable,
 )
 from dynctl.health.deployment import ProblemCode
@@ -182,11 +182,11 @@ def _names_agree(facts: CheckFacts) -> Outcome:
     return outcome((), unread)
 
 
-_SOURCES: Final = (discovered, populated, _publishes_events)
+_SOURCES: Final = (entries_known, has_workers, _publishes_events)
 _EVENTS: Final = (*_SOURCES, reachable)
 
 EVENT_CHECKS: Final[Sequence[Check[CheckFacts]]] = (
-    Check("DYR0301", listed(ProblemCode.EVENTS_MISSING), (discovered, populated)),
+    Check("DYR0301", problems(ProblemCode.EVENTS_MISSING), (entries_known, has_workers)),
     Check("DYR0302", _channels_connect, _EVENTS),
     Check("DYR0303", _indexers_answer, _EVENTS),
     Check("DYR0304", _has_indexer, _SOURCES),

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from dynctl.findings.runner import Check, Found, Outcome, Passed, Skipped, found, outcome
-from dynctl.health.checks.planes import count, deployed, discovered, populated
+from dynctl.health.checks.planes import count, deployment_of, entries_known, has_workers
 from dynctl.health.conditions import NO_TOKENIZER, TOKENIZER_DIFFERS
 from dynctl.health.facts import CheckFacts, FrontendFacts, Thresholds, Unread
 from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics
@@ -198,7 +198,7 @@ def _models_are_ready(facts: CheckFacts) -> Outcome:
 def _uses_all(facts: CheckFacts) -> Outcome:
     registered = Counter(
         (item.card.endpoint.namespace, item.worker.model, item.worker.role.value)
-        for item in deployed(facts).workers
+        for item in deployment_of(facts).workers
     )
     findings, unread = [], unanswered_frontends(facts)
     compared = 0
@@ -300,7 +300,7 @@ def _block_size(facts: CheckFacts) -> Outcome:
             size = known.kv_cache_block_size
             theirs = {
                 item.worker.block_size
-                for item in deployed(facts).workers
+                for item in deployment_of(facts).workers
                 if item.worker.model == model
             }
             if size is None or not theirs or known.ready is None:
@@ -452,11 +452,15 @@ FRONTEND_CHECKS: Final[Sequence[Check[CheckFacts]]] = (
     Check("DYR0404", _uses_events, (*FRONTEND_NEEDS, _has_dynamo_frontend)),
     Check("DYR0405", _sources_match, (*FRONTEND_NEEDS, _has_dynamo_frontend)),
     Check("DYR0406", _models_are_ready, (*FRONTEND_NEEDS, _has_dynamo_frontend)),
-    Check("DYR0407", _uses_all, (*FRONTEND_NEEDS, _has_dynamo_frontend, discovered, populated)),
+    Check(
+        "DYR0407", _uses_all, (*FRONTEND_NEEDS, _has_dynamo_frontend, entries_known, has_workers)
+    ),
     Check("DYR0408", _same_thresholds, (*FRONTEND_NEEDS, _has_replicas)),
     Check("DYR0409", _replica_sync, (*FRONTEND_NEEDS, _has_replicas, _has_dynamo_frontend)),
     Check("DYR0410", _thresholds_have_effect, FRONTEND_NEEDS),
-    Check("DYR0411", _block_size, (*FRONTEND_NEEDS, _has_dynamo_frontend, discovered, populated)),
+    Check(
+        "DYR0411", _block_size, (*FRONTEND_NEEDS, _has_dynamo_frontend, entries_known, has_workers)
+    ),
     Check("DYR0412", _same_models, (*FRONTEND_NEEDS, _has_replicas)),
 )
 

@@ -22,12 +22,12 @@ _KEYS_HINT: Final = "check that this is the right backend and that the deploymen
 # -- conditions of checks -------------------------------------------------------------------------
 
 
-def named(facts: CheckFacts) -> Skipped | None:
+def has_backend(facts: CheckFacts) -> Skipped | None:
     """A discovery backend was specified."""
     return Skipped(NO_PLANES) if facts.planes is None else None
 
 
-def discovered(facts: CheckFacts) -> Skipped | None:
+def entries_known(facts: CheckFacts) -> Skipped | None:
     """The registered entries are known."""
     if facts.planes is None:
         return Skipped(NO_PLANES)
@@ -36,7 +36,7 @@ def discovered(facts: CheckFacts) -> Skipped | None:
     return None
 
 
-def populated(facts: CheckFacts) -> Skipped | None:
+def has_workers(facts: CheckFacts) -> Skipped | None:
     """At least one worker is registered."""
     if facts.deployment is not None and not facts.deployment.workers:
         return Skipped("no worker is registered (DYR0102)")
@@ -132,23 +132,23 @@ def _call_home(facts: CheckFacts) -> Outcome:
 
 
 PLANE_CHECKS: Final[Sequence[Check[CheckFacts]]] = (
-    Check("DYR0101", _discovery_answers, (named,)),
-    Check("DYR0102", _workers_are_registered, (discovered,)),
-    Check("DYR0103", _event_plane, (discovered, populated, reachable)),
-    Check("DYR0104", _call_home, (discovered, populated, reachable)),
+    Check("DYR0101", _discovery_answers, (has_backend,)),
+    Check("DYR0102", _workers_are_registered, (entries_known,)),
+    Check("DYR0103", _event_plane, (entries_known, has_workers, reachable)),
+    Check("DYR0104", _call_home, (entries_known, has_workers, reachable)),
 )
 
 
 # -- workers ---------------------------------------------------------------------------------------
 
 
-def deployed(facts: CheckFacts) -> Deployment:
+def deployment_of(facts: CheckFacts) -> Deployment:
     """The deployment, for checks that require it."""
     assert facts.deployment is not None
     return facts.deployment
 
 
-def listed(
+def problems(
     code: ProblemCode,
     summary: Callable[[Deployment], str] = lambda _: "",
     nothing: Callable[[Deployment], str] = lambda _: "",
@@ -159,7 +159,7 @@ def listed(
     """
 
     def judge(facts: CheckFacts) -> Outcome:
-        deployment = deployed(facts)
+        deployment = deployment_of(facts)
         problems = [problem for problem in deployment.problems if problem.code is code]
         return outcome(
             [found(p.subject, why=p.message) for p in problems],
@@ -171,10 +171,10 @@ def listed(
 
 
 def _malformed_entries(facts: CheckFacts, *, known: bool) -> Outcome:
-    problems = [p for p in deployed(facts).problems if p.code is ProblemCode.MALFORMED_ENTRY]
+    problems = [p for p in deployment_of(facts).problems if p.code is ProblemCode.MALFORMED_ENTRY]
     chosen = [p for p in problems if p.subject.startswith(_KNOWN_KEYS) is known]
     return outcome(
-        (found(p.subject, why=p.message) for p in chosen), nothing=_no_entries(deployed(facts))
+        (found(p.subject, why=p.message) for p in chosen), nothing=_no_entries(deployment_of(facts))
     )
 
 
@@ -218,7 +218,7 @@ def _roles(deployment: Deployment) -> str:
 def _required_domains_have_decode(facts: CheckFacts) -> Outcome:
     """Within a Dynamo namespace: there prefill workers hand over."""
     required: dict[tuple[str, str, str], list[RegisteredWorker]] = {}
-    workers = deployed(facts).workers
+    workers = deployment_of(facts).workers
     decode: set[tuple[str, str, str]] = set()
     for item in workers:
         if item.worker.role is Role.PREFILL:
@@ -251,7 +251,7 @@ def _required_taints(item: RegisteredWorker) -> Iterator[str]:
 
 def _needs_are_met(facts: CheckFacts) -> Outcome:
     there: dict[tuple[str, str], set[str]] = {}
-    workers = deployed(facts).workers
+    workers = deployment_of(facts).workers
     for item in workers:
         there.setdefault(_pool_of(item), set()).add(item.worker.role.value)
     findings: list[Found] = []
@@ -267,7 +267,7 @@ def _needs_are_met(facts: CheckFacts) -> Outcome:
                 findings.append(finding)
     needing = any(item.card.needs for item in workers)
     nothing = "" if needing else "no worker's card names other roles that it needs"
-    return outcome(findings, summary=_roles(deployed(facts)), nothing=nothing)
+    return outcome(findings, summary=_roles(deployment_of(facts)), nothing=nothing)
 
 
 def _pool_of(item: RegisteredWorker) -> tuple[str, str]:
@@ -276,7 +276,7 @@ def _pool_of(item: RegisteredWorker) -> tuple[str, str]:
 
 def _one_model(facts: CheckFacts) -> Outcome:
     by_namespace: dict[str, set[str]] = {}
-    for item in deployed(facts).workers:
+    for item in deployment_of(facts).workers:
         namespace, model = _pool_of(item)
         by_namespace.setdefault(namespace, set()).add(model)
     several = {name: models for name, models in by_namespace.items() if len(models) > 1}
@@ -285,22 +285,23 @@ def _one_model(facts: CheckFacts) -> Outcome:
     return outcome(findings, summary=summary)
 
 
-_WORKERS: Final = (discovered, populated)
+_ENTRIES: Final = (entries_known,)
+_WORKERS: Final = (entries_known, has_workers)
 
 WORKER_CHECKS: Final[Sequence[Check[CheckFacts]]] = (
-    Check("DYR0201", _entries_are_readable, (discovered,)),
-    Check("DYR0202", _known_kinds, (discovered,)),
-    Check("DYR0203", listed(ProblemCode.INSTANCE_WITHOUT_CARD, nothing=_no_entries), (discovered,)),
-    Check("DYR0204", listed(ProblemCode.CARD_WITHOUT_INSTANCE, nothing=_no_entries), (discovered,)),
-    Check("DYR0205", listed(ProblemCode.CARD_REJECTED, nothing=_no_entries), (discovered,)),
-    Check("DYR0206", listed(ProblemCode.UNKNOWN_ROLE, _roles, _no_entries), (discovered,)),
-    Check("DYR0207", listed(ProblemCode.BLOCK_SIZES_DIFFER, _block_sizes), _WORKERS),
+    Check("DYR0201", _entries_are_readable, _ENTRIES),
+    Check("DYR0202", _known_kinds, _ENTRIES),
+    Check("DYR0203", problems(ProblemCode.INSTANCE_WITHOUT_CARD, nothing=_no_entries), _ENTRIES),
+    Check("DYR0204", problems(ProblemCode.CARD_WITHOUT_INSTANCE, nothing=_no_entries), _ENTRIES),
+    Check("DYR0205", problems(ProblemCode.CARD_REJECTED, nothing=_no_entries), _ENTRIES),
+    Check("DYR0206", problems(ProblemCode.UNKNOWN_ROLE, _roles, _no_entries), _ENTRIES),
+    Check("DYR0207", problems(ProblemCode.BLOCK_SIZES_DIFFER, _block_sizes), _WORKERS),
     Check(
         "DYR0208",
-        listed(ProblemCode.ROUTER_CONFIGS_DIFFER, lambda _: "all the same", _no_router_config),
+        problems(ProblemCode.ROUTER_CONFIGS_DIFFER, lambda _: "all the same", _no_router_config),
         _WORKERS,
     ),
-    Check("DYR0209", listed(ProblemCode.TOPOLOGY_MISSING, _topology, _no_topology), _WORKERS),
+    Check("DYR0209", problems(ProblemCode.TOPOLOGY_MISSING, _topology, _no_topology), _WORKERS),
     Check("DYR0210", _required_domains_have_decode, _WORKERS),
     Check("DYR0211", _needs_are_met, _WORKERS),
     Check("DYR0212", _one_model, _WORKERS),

@@ -244,7 +244,7 @@ class Caches:
         for block, left in zip(before, after, strict=True):
             fate = None if block is None else self.fates.get(block)
             if fate is not None and left is None:
-                fate.removed(at, rank)
+                fate.note_removal(at, rank)
 
     def _device_stored(
         self, router: Router, slot: int, rank: Rank, event: BlocksStored, at: float
@@ -369,7 +369,7 @@ class Caches:
         first = self._contents.setdefault(fate.content, (block, tenant, salted, at))
         if first[0] != block:
             fate.twin = first[1:]
-        _bound(self._contents, self.bounds.fates)
+        _drop_oldest(self._contents, self.bounds.fates)
 
     def _clear_rank(self, rank: Rank, at: float) -> None:
         rank.epoch += 1
@@ -419,7 +419,7 @@ class Caches:
         fate = self.fates.get(block)
         if fate is None:
             fate = self.fates[block] = Fate()
-            if _bound(self.fates, self.bounds.fates):
+            if _drop_oldest(self.fates, self.bounds.fates):
                 self.left_out["blocks whose past was forgotten"] += 1
         return fate
 
@@ -440,7 +440,7 @@ def _computes_prompts(router: Router, slot: int) -> bool:
     return bool(mask >> slot & 1)
 
 
-def _bound(table: dict[int, Any], most: int) -> bool:
+def _drop_oldest(table: dict[int, Any], most: int) -> bool:
     """Drop the oldest tenth of a table that is larger than ``most``; whether it did."""
     if len(table) <= most:
         return False

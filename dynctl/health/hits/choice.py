@@ -55,7 +55,7 @@ def _differs_below_device(request: Request, decided: Decided) -> bool:
     return device is not None and most is not None and most <= device
 
 
-def excluded(request: Request, router: Router, slots: int, *, every: bool = False) -> str:
+def exclusion(request: Request, router: Router, slots: int, *, every: bool = False) -> str:
     """Why the ranks of a mask, which have the most blocks, would not be candidates.
 
     ``every``: unexplained where one of them may have been a candidate.

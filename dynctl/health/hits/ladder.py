@@ -27,7 +27,7 @@ from dynctl.documents.recording import (
 )
 from dynctl.health.hits.caches import Bounds, Caches, ModelCaches
 from dynctl.health.hits.causes import GRACE_S, READS_CACHES, Causes
-from dynctl.health.hits.choice import excluded
+from dynctl.health.hits.choice import exclusion
 from dynctl.health.hits.past import RankKey, Request, Source
 from dynctl.health.hits.tally import Tally, causes, largest, rate
 from dynctl.health.hits.trials import BRIDGED_S, Trials, sent_blocks
@@ -324,7 +324,7 @@ class Ladder:
             request.depth = min(self._caches.depth(router, slot, hashes, device), most)
             if request.depth < before and first is not None:
                 old = router.registry.slot(*first.key)
-                why = UNEXPLAINED if old is None else excluded(request, router, 1 << old)
+                why = UNEXPLAINED if old is None else exclusion(request, router, 1 << old)
                 request.excluded = "unavailable" if why == UNEXPLAINED else why
         self._remember(request, at)
 
@@ -371,7 +371,7 @@ class Ladder:
             request.device = min(matches.get(slot), len(usable))
             request.depth = self._caches.depth(router, slot, usable, request.device)
             if not slots >> slot & 1:
-                request.excluded = excluded(request, router, slots, every=request.tiered)
+                request.excluded = exclusion(request, router, slots, every=request.tiered)
         return best
 
     def _choose(self, request: Request, decided: Decided) -> None:
@@ -531,7 +531,7 @@ class Ladder:
         known = [number for number in blocks if number is not None]
         return sum(known) if known and len(known) == len(blocks) else None
 
-    def repeated(self) -> int | None:
+    def twice_read(self) -> int | None:
         """The number of a recording most of whose requests are in another one too, if any."""
         numbers = (n for n, own in self._sources.items() if 2 * own.shared > own.arrived)
         return next(numbers, None)

@@ -84,7 +84,7 @@ class Fate:
     foreign: bool = False
     waiting: list[Gap] | None = None
 
-    def removed(self, at: float, rank: Rank) -> None:
+    def note_removal(self, at: float, rank: Rank) -> None:
         self.removed_at = at
         self.removals.append((at, rank))
         if len(self.removals) > _MOST_REMOVALS:

@@ -37,7 +37,7 @@ from dynctl.documents.recording import (
     Unwrapped,
     moved_snapshot,
 )
-from dynctl.documents.recording_file import HEADER, ChunkWriter, PlainChunk, packed
+from dynctl.documents.recording_file import HEADER, ChunkWriter, PlainChunk, pack_chunk
 from dynctl.health import conditions
 from dynctl.serving.routing.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord, ServiceObserver
@@ -406,7 +406,7 @@ class Recorder(ServiceObserver):
                 item = await self._encoded(item)
             else:
                 self._held -= item.size
-            data = await asyncio.to_thread(packed, item)
+            data = await asyncio.to_thread(pack_chunk, item)
             if self.bytes + len(data) > self._max_bytes and self.records:
                 await self._end_full(item)
                 return
@@ -434,7 +434,7 @@ class Recorder(ServiceObserver):
         note = f"{self._why}; {left.records:,} records and all later ones are missing"
         writer = ChunkWriter()
         writer.add(Noted(left.first, "dropped", "recording", "", note))
-        await self._write(packed(writer.take()))
+        await self._write(pack_chunk(writer.take()))
         self.records += 1
         self._waiting.clear()
 

@@ -11,7 +11,7 @@ from dynctl.findings.runner import Check, Found, Outcome, Passed, Skipped, found
 from dynctl.health.facts import Unread
 from dynctl.manifests.graphs import GRAPH_GROUP, GRAPH_VERSIONS
 from dynctl.verify.join import JoinedFacts
-from dynctl.verify.needs import cluster_of, clustered
+from dynctl.verify.needs import cluster_of, has_cluster
 from dynctl.verify.pod_spec import KUBERNETES, backend_of
 from dynctl.verify.wording import some
 
@@ -147,9 +147,9 @@ def _permission(review: AccessReview) -> str:
 
 
 ACCESS_CHECKS: Final[tuple[Check[JoinedFacts], ...]] = (
-    Check("DYT0001", _cluster_answers, (clustered,)),
-    Check("DYT0002", _serves_graphs, (clustered,)),
-    Check("DYT0003", _schema_has_policy, (clustered,)),
-    Check("DYT0004", _user_permissions, (clustered,)),
-    Check("DYT0005", _serves_metadata, (clustered,)),
+    Check("DYT0001", _cluster_answers, (has_cluster,)),
+    Check("DYT0002", _serves_graphs, (has_cluster,)),
+    Check("DYT0003", _schema_has_policy, (has_cluster,)),
+    Check("DYT0004", _user_permissions, (has_cluster,)),
+    Check("DYT0005", _serves_metadata, (has_cluster,)),
 )

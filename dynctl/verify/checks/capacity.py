@@ -31,7 +31,7 @@ from dynctl.manifests.lint.capacity import (
 from dynctl.verify.chain import WorkerChain
 from dynctl.verify.facts import ProbeAnswer, RouterView
 from dynctl.verify.join import JoinedFacts, VerifiedGraph
-from dynctl.verify.needs import governed, in_cluster, live
+from dynctl.verify.needs import has_policy, in_cluster, live
 from dynctl.verify.policy import Policy
 from dynctl.verify.registration import (
     Cards,
@@ -482,7 +482,7 @@ def _crossing(answer: ProbeAnswer, items: _Items) -> tuple[str, str]:
 
 def _policies(joined: JoinedFacts) -> Skipped | None:
     if joined.cluster is not None:
-        return in_cluster(joined) or governed(joined)
+        return in_cluster(joined) or has_policy(joined)
     skipped = registrations_read(joined)
     if skipped is None and not any(worker.policy for worker in joined.loose):
         return Skipped("no worker publishes a transfer policy")

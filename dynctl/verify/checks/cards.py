@@ -14,12 +14,12 @@ from dynctl.verify.join import JoinedFacts
 from dynctl.verify.needs import (
     differing,
     first_skip,
-    governed,
+    has_policy,
     has_workers,
     in_cluster,
     live_workers,
     pod_of,
-    unsourced,
+    unlabelled_graphs,
 )
 from dynctl.verify.pod_spec import (
     DOMAIN_ENV,
@@ -50,7 +50,7 @@ def _has_topology(joined: JoinedFacts) -> Outcome:
         return skipped
     if joined.cluster is None:
         return _same_as_other_workers(joined)
-    cards = _registered(joined)
+    cards = _policy_cards(joined)
     wrong = []
     for worker in cards.workers:
         missing = list(_missing_domains(worker))
@@ -64,10 +64,10 @@ def _has_topology(joined: JoinedFacts) -> Outcome:
     return cards.outcome(wrong)
 
 
-def _registered(joined: JoinedFacts) -> Cards:
+def _policy_cards(joined: JoinedFacts) -> Cards:
     """The cards of graphs with a policy, without workers whose pod spec is wrong."""
     cards = cards_of(joined, live_workers(joined))
-    cards.unread += unsourced(joined)
+    cards.unread += unlabelled_graphs(joined)
     kept = []
     for worker in cards.workers:
         explained = wrong_pod_spec(worker, ENABLED_ENV, PATH_ENV)
@@ -119,7 +119,7 @@ def _domains(item: RegisteredWorker) -> Mapping[str, Any]:
 
 
 def _matches_file(joined: JoinedFacts) -> Outcome:
-    cards = _registered(joined)
+    cards = _policy_cards(joined)
     wrong = []
     for worker in cards.workers:
         differs = [
@@ -178,11 +178,11 @@ def _differing_fields(config: Mapping[str, Any], policy: Policy) -> Iterator[tup
     for variable, wanted in ((DOMAIN_ENV, policy.domain), (ENFORCEMENT_ENV, policy.enforcement)):
         value = config.get(_FIELDS[variable])
         if value != wanted:
-            yield variable, f"{_FIELDS[variable]} is {_shown(value)}, the policy has {wanted}"
+            yield variable, f"{_FIELDS[variable]} is {_value_text(value)}, the policy has {wanted}"
     weight = config.get(_FIELDS[WEIGHT_ENV])
     if not is_weight(weight, policy.weight):
         wanted = "none" if policy.weight is None else f"{policy.weight:.9g}"
-        yield WEIGHT_ENV, f"{_FIELDS[WEIGHT_ENV]} is {_shown(weight)}, the policy has {wanted}"
+        yield WEIGHT_ENV, f"{_FIELDS[WEIGHT_ENV]} is {_value_text(weight)}, the policy has {wanted}"
 
 
 def _equals(variable: str | None, value: object) -> bool:
@@ -192,7 +192,7 @@ def _equals(variable: str | None, value: object) -> bool:
     return variable == value
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return "not set" if value is None else str(value)[:_LONGEST]
 
 
@@ -269,7 +269,7 @@ def _policy_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(words)
 
 
-_GRAPHS: Final = (in_cluster, governed, has_workers)
+_GRAPHS: Final = (in_cluster, has_policy, has_workers)
 
 
 CARD_CHECKS: Final[Sequence[Check[JoinedFacts]]] = (

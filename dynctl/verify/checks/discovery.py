@@ -15,7 +15,7 @@ from dynctl.verify.facts import ClusterFacts, StartLog
 from dynctl.verify.join import JoinedFacts, VerifiedGraph
 from dynctl.verify.needs import (
     cluster_of,
-    governed,
+    has_policy,
     has_workers,
     in_cluster,
     live,
@@ -24,7 +24,7 @@ from dynctl.verify.needs import (
 )
 from dynctl.verify.pod_spec import BACKEND_ENV, backend_of
 from dynctl.verify.registration import (
-    denied,
+    denied_permissions,
     has_no_model,
     id_in,
     in_kubernetes,
@@ -147,7 +147,7 @@ def _may_register(joined: JoinedFacts) -> Outcome:
     accounts = [account for account in cluster_of(joined).worker_accounts if account.user in users]
     if not accounts:
         return Skipped("the permissions of the workers' service accounts were not reviewed")
-    refused, unread, wrong = denied(joined), [], []
+    refused, unread, wrong = denied_permissions(joined), [], []
     for account in sorted(accounts, key=lambda account: account.user):
         *_, namespace, name = account.user.split(":")
         subject = f"ServiceAccount {name}.{namespace}"
@@ -204,7 +204,7 @@ def _metadata_problem(
     joined: JoinedFacts, worker: WorkerChain, own: Sequence[WorkerMetadata]
 ) -> str:
     if own:
-        return "its DynamoWorkerMetadata has no readable model card" + _rejected(joined, own)
+        return "its DynamoWorkerMetadata has no readable model card" + _card_problem(joined, own)
     problem = "no DynamoWorkerMetadata"
     served, log = cluster_of(joined).served, log_of(joined, worker)
     if not isinstance(served, Unread) and served and f"{PLURAL}.{GROUP}" not in served:
@@ -240,7 +240,7 @@ def _has_card(joined: JoinedFacts) -> Outcome:
     return tally(wrong, (), judged, len(workers), "pod", elsewhere)
 
 
-def _rejected(joined: JoinedFacts, own: Sequence[WorkerMetadata]) -> str:
+def _card_problem(joined: JoinedFacts, own: Sequence[WorkerMetadata]) -> str:
     """The problem of its cards, as reported when they were parsed."""
     ids = [id_in(key) for item in own for key in mapping(item.data.get("model_cards"))]
     deployments = (joined.deployments.get(metadata.namespace) for metadata in own[:1])
@@ -378,7 +378,7 @@ def _in_other_backend(joined: JoinedFacts) -> Outcome:
     return tally(wrong, (), judged, len(workers), "pod", elsewhere)
 
 
-_PODS: Final = (in_cluster, governed, has_workers)
+_PODS: Final = (in_cluster, has_policy, has_workers)
 _KUBE: Final = (*_PODS, _some_in_kubernetes)
 
 DISCOVERY_CHECKS: Final[Sequence[Check[JoinedFacts]]] = (

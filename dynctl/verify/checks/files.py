@@ -20,15 +20,15 @@ from dynctl.verify.live_graphs import judged_live
 from dynctl.verify.needs import (
     cluster_of,
     first_skip,
-    governed,
     graphs_read,
+    has_policy,
     has_workers,
     in_cluster,
     key_of,
+    label_known,
     live_workers,
     pod_of,
-    sourced,
-    unsourced,
+    unlabelled_graphs,
 )
 from dynctl.verify.pod_spec import (
     PATH_ENV,
@@ -114,7 +114,7 @@ class _Read:
 
 
 def _read(joined: JoinedFacts) -> _Read:
-    read = _Read(unread=unsourced(joined))
+    read = _Read(unread=unlabelled_graphs(joined))
     for worker in live_workers(joined):
         explained = wrong_pod_spec(worker, PATH_ENV)
         if not explained and not worker.running:
@@ -150,7 +150,7 @@ def _file_has_value(joined: JoinedFacts) -> Outcome:
     """Only files of existing labels: without its label a file is empty, as expected."""
     mount = joined.facts.mount
     wrong, unread = ([], []) if mount is None else _mount_filled(mount)
-    skipped = first_skip(joined, (in_cluster, governed, has_workers, sourced))
+    skipped = first_skip(joined, (in_cluster, has_policy, has_workers, label_known))
     if skipped is not None:
         return skipped if mount is None else outcome(wrong, unread, _values(mount))
     read, now = _read(joined), cluster_of(joined).now
@@ -237,7 +237,7 @@ def _files_up_to_date(joined: JoinedFacts) -> Outcome:
 def _other_domains(joined: JoinedFacts) -> Outcome:
     mount = joined.facts.mount
     wrong, unread = ([], []) if mount is None else _mount_other_domains(mount)
-    skipped = first_skip(joined, (in_cluster, governed, has_workers, sourced))
+    skipped = first_skip(joined, (in_cluster, has_policy, has_workers, label_known))
     if skipped is not None:
         return skipped if mount is None else _outcome_of_mount(mount, wrong, unread)
     workers, elsewhere = live_workers(joined), []
@@ -252,7 +252,7 @@ def _other_domains(joined: JoinedFacts) -> Outcome:
         if extra:
             wanted = ", ".join(policy.sources)
             wrong.append(found(worker.subject, domains=", ".join(extra), wanted=wanted))
-    unread += unsourced(joined)
+    unread += unlabelled_graphs(joined)
     return tally(wrong, unread, len(workers) - len(elsewhere), len(workers), "pod", elsewhere)
 
 
@@ -321,8 +321,8 @@ def _mount_other_domains(mount: MountFacts) -> tuple[list[Found], list[str]]:
     return [found(f"Mount {mount.path}", domains=", ".join(extra), wanted=mount.domain)], []
 
 
-_PODS: Final = (in_cluster, governed, has_workers)
-_FILES: Final = (in_cluster, governed, has_workers, sourced)
+_PODS: Final = (in_cluster, has_policy, has_workers)
+_FILES: Final = (in_cluster, has_policy, has_workers, label_known)
 _OF_LINT: Final = judged_live(lint_graph.POD_CHECKS, graphs_read)
 
 FILE_CHECKS: Final[Sequence[Check[JoinedFacts]]] = (

@@ -20,12 +20,12 @@ from dynctl.verify.join import JoinedFacts, VerifiedGraph
 from dynctl.verify.live_graphs import judged_live, topologies_read, topology_names
 from dynctl.verify.needs import (
     cluster_of,
-    clustered,
-    governed,
     graphs_read,
+    has_cluster,
+    has_policy,
+    label_known,
     live,
-    sourced,
-    unsourced,
+    unlabelled_graphs,
 )
 from dynctl.verify.wording import excerpt, short, some
 from dynctl.wire.kubernetes.names import ENABLE_GROVE_ANNOTATION, GRAPH_LABEL
@@ -116,7 +116,7 @@ def _hosts_with(joined: JoinedFacts, *, transfers: bool) -> Outcome:
             if use.key not in joined.nodes[name].labels:
                 lacks[name].add(use.key)
                 pods[name].update((f"{pod.namespace}/{pod.name}", pod) for pod in mine)
-    unread = unsourced(joined)
+    unread = unlabelled_graphs(joined)
     if not hosts and not unread:
         return Skipped("no worker pod runs on a known node")
     unknown = _unknown_nodes(joined)
@@ -147,7 +147,7 @@ def _unknown_nodes(joined: JoinedFacts) -> list[str]:
 def _candidates_labelled(joined: JoinedFacts) -> Outcome:
     wrong = []
     counts = []
-    unread = unsourced(joined)
+    unread = unlabelled_graphs(joined)
     for key, uses in _by_key(joined).items():
         unread += [
             f"{short(use.graph)}: the nodes for its workers are unknown"
@@ -218,7 +218,7 @@ def _not_empty(joined: JoinedFacts) -> Outcome:
         counts = (f"{value} {len(nodes):,}" for value, nodes in sorted(values.items()))
         summaries.append(f"{some(counts, most=4)} ({key})")
     nothing = _no_values(joined)
-    return outcome(wrong, unsourced(joined), summary="; ".join(summaries), nothing=nothing)
+    return outcome(wrong, unlabelled_graphs(joined), summary="; ".join(summaries), nothing=nothing)
 
 
 def _no_values(joined: JoinedFacts) -> str:
@@ -239,7 +239,7 @@ def _several_values(joined: JoinedFacts) -> Outcome:
             wrong.append(found(f"Label {key}", nodes=many, value=value))
         summaries.append(f"{count(len(values), 'value')} ({key})")
     nothing = _no_values(joined)
-    return outcome(wrong, unsourced(joined), summary="; ".join(summaries), nothing=nothing)
+    return outcome(wrong, unlabelled_graphs(joined), summary="; ".join(summaries), nothing=nothing)
 
 
 def _one_spelling(joined: JoinedFacts) -> Outcome:
@@ -260,7 +260,7 @@ def _one_spelling(joined: JoinedFacts) -> Outcome:
                 more = f", and the same for {count(len(odd) - 1, 'more node')}" if odd[1:] else ""
                 fix = _relabel(odd[0], key, usual, uses) + more
                 wrong.append(found(f"Label {key}", twins=spellings, fix=fix))
-    return outcome(wrong, unsourced(joined), nothing=_no_values(joined))
+    return outcome(wrong, unlabelled_graphs(joined), nothing=_no_values(joined))
 
 
 # -- Grove topologies ------------------------------------------------------------------------------
@@ -477,20 +477,20 @@ def _spans(nodes: Iterable[Node], broad: str, narrow: str) -> dict[str, set[str]
 #: Placement without a named topology is checked by the usual names of levels.
 _OF_PLACEMENT: Final = [check for check in LINT_CHECKS if check.code == "DYT0211"]
 _OF_LEVELS: Final = [check for check in LINT_CHECKS if check not in _OF_PLACEMENT]
-_GROVE: Final = (clustered, governed, topology_named, grove_named)
+_GROVE: Final = (has_cluster, has_policy, topology_named, grove_named)
 _LEVELS: Final = (*_GROVE, topologies_read, topology_exists)
 
 _LEVEL_CHECKS: Final[tuple[Check[JoinedFacts], ...]] = (
     Check("DYT0201", _topology_exists, (*_GROVE, topologies_read)),
     Check("DYT0203", _grove_runs, _GROVE),
     Check("DYT0204", _in_sync, _LEVELS),
-    Check("DYT0208", _levels_nest, (clustered, governed, nodes_read)),
+    Check("DYT0208", _levels_nest, (has_cluster, has_policy, nodes_read)),
     *judged_live(_OF_LEVELS, graphs_read, topology_named, topologies_read).values(),
     *judged_live(_OF_PLACEMENT, graphs_read, topologies_read).values(),
 )
 
 
-_NEEDS: Final = (clustered, governed, nodes_read, sourced)
+_NEEDS: Final = (has_cluster, has_policy, nodes_read, label_known)
 
 NODE_CHECKS: Final[tuple[Check[JoinedFacts], ...]] = tuple(
     sorted(

@@ -18,7 +18,7 @@ from dynctl.manifests.graphs import option
 from dynctl.verify.checks.access import rule
 from dynctl.verify.facts import Account
 from dynctl.verify.join import JoinedFacts
-from dynctl.verify.needs import cluster_of, clustered, governed
+from dynctl.verify.needs import cluster_of, has_cluster, has_policy
 from dynctl.verify.wording import many, some
 from dynctl.wire.kubernetes.names import OPERATOR_APP
 from dynctl.wire.kubernetes.objects import KubeDeployment
@@ -298,11 +298,11 @@ def _permission_finding(
     )
 
 
-_OPERATORS: Final = (clustered, operators_read, graphs_exist)
+_OPERATORS: Final = (has_cluster, operators_read, graphs_exist)
 
 OPERATOR_CHECKS: Final[tuple[Check[JoinedFacts], ...]] = (
     Check("DYT0301", _operator_runs, _OPERATORS),
     Check("DYT0302", _one_operator, (*_OPERATORS, operators_exist)),
-    Check("DYT0303", _has_permissions, (*_OPERATORS, governed)),
-    Check("DYT0304", _supports_policy, (*_OPERATORS, governed)),
+    Check("DYT0303", _has_permissions, (*_OPERATORS, has_policy)),
+    Check("DYT0304", _supports_policy, (*_OPERATORS, has_policy)),
 )

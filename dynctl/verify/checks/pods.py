@@ -17,20 +17,20 @@ from dynctl.verify.join import JoinedFacts, VerifiedGraph
 from dynctl.verify.live_graphs import judged_live
 from dynctl.verify.needs import (
     cluster_of,
-    governed,
     graphs_read,
+    has_policy,
     has_workers,
     in_cluster,
     key_of,
+    label_known,
     live,
     live_workers,
     pod_of,
-    sourced,
-    unsourced,
+    unlabelled_graphs,
 )
 from dynctl.verify.pod_spec import annotation_differences, engine, is_untouched
 from dynctl.verify.root_causes import held_up_by, stuck_at_start
-from dynctl.verify.wording import age, by_graph, many, of, quoted, short, some, tally
+from dynctl.verify.wording import age, by_graph, count_of, many, quote, short, some, tally
 from dynctl.wire.kubernetes.names import LABEL_MISSING_REASON, WORKER_HASH_LABEL
 from dynctl.wire.kubernetes.objects import Pod, PodEvent
 
@@ -45,7 +45,7 @@ def _has_pods(joined: JoinedFacts) -> Outcome:
     counts = []
     wrong = []
     for graph in joined.governed:
-        pods, wanted = len(live(graph)), _wanted(graph)
+        pods, wanted = len(live(graph)), _wanted_pods(graph)
         if not pods and wanted and not _is_deleted(graph):
             namespace, _, name = graph.name.rpartition("/")
             wrong.append(found(graph.subject, wanted=wanted, name=name, namespace=namespace))
@@ -58,7 +58,7 @@ def _is_deleted(graph: VerifiedGraph) -> bool:
     return graph.graph is not None and graph.graph.manifest.deleting
 
 
-def _wanted(graph: VerifiedGraph) -> int | None:
+def _wanted_pods(graph: VerifiedGraph) -> int | None:
     """The number of worker pods in the graph's spec; None if it could not be read."""
     if graph.graph is None:
         return None
@@ -114,7 +114,7 @@ def _engine_runs(joined: JoinedFacts) -> Outcome:
                 namespace=pod.namespace,
             )
         )
-    return outcome(wrong, summary=of(len(workers), len(workers), "pod"))
+    return outcome(wrong, summary=count_of(len(workers), len(workers), "pod"))
 
 
 def _why_not_running(pod: Pod) -> str:
@@ -148,7 +148,7 @@ def _has_annotation(joined: JoinedFacts) -> Outcome:
             wrong.append(
                 found(worker.subject, differs="; ".join(differs), pod=name, namespace=namespace)
             )
-    return outcome(wrong, summary=of(len(workers), len(workers), "pod"))
+    return outcome(wrong, summary=count_of(len(workers), len(workers), "pod"))
 
 
 def _missing_labels(worker: WorkerChain) -> list[str]:
@@ -201,7 +201,7 @@ def _has_label(joined: JoinedFacts) -> Outcome:
     bare = [worker for worker in workers if not _has_labels(worker)]
     judged, whole = len(workers) - len(bare), len(workers)
     elsewhere = (_explaining_code(worker) for worker in bare)
-    return tally(wrong, unsourced(joined), judged, whole, "pod", elsewhere)
+    return tally(wrong, unlabelled_graphs(joined), judged, whole, "pod", elsewhere)
 
 
 def _explaining_code(worker: WorkerChain) -> str:
@@ -213,7 +213,7 @@ def _explaining_code(worker: WorkerChain) -> str:
 
 def _node_and_value(worker: WorkerChain) -> str:
     node = None if worker.chain is None else worker.chain[LinkName.NODE]
-    there = "" if node is None or node.value is None else f" ({quoted(node.value)})"
+    there = "" if node is None or node.value is None else f" ({quote(node.value)})"
     return f"{pod_of(worker).node}{there}"
 
 
@@ -234,7 +234,7 @@ def _labels_copied(joined: JoinedFacts) -> Outcome:
         for worker in live_workers(joined)
         if (missing := _missing_labels(worker)) and _is_young(pod_of(worker), now)
     ]
-    return outcome(wrong, unsourced(joined))
+    return outcome(wrong, unlabelled_graphs(joined))
 
 
 def _label_matches_node(joined: JoinedFacts) -> Outcome:
@@ -256,7 +256,7 @@ def _label_matches_node(joined: JoinedFacts) -> Outcome:
             texts = "; ".join(text for _, text in differences)
             wrong.append(found(worker.subject, differs=texts, fix=fix))
     compared = len(workers) - len(elsewhere)
-    return tally(wrong, unsourced(joined), compared, len(workers), "pod", elsewhere)
+    return tally(wrong, unlabelled_graphs(joined), compared, len(workers), "pod", elsewhere)
 
 
 def _template_labels(joined: JoinedFacts) -> dict[tuple[str, str], Set[str]]:
@@ -289,8 +289,8 @@ def _label_differences(worker: WorkerChain) -> Iterator[tuple[str, str]]:
             if gap.link is LinkName.LABEL and gap.value is not None and policy is not None:
                 key = policy.sources[domain].pod_key
                 node = pod_of(worker).node
-                expected = quoted(gap.expected or "")
-                yield key, f"{key} is {quoted(gap.value)}, its node {node} has {expected}"
+                expected = quote(gap.expected or "")
+                yield key, f"{key} is {quote(gap.value)}, its node {node} has {expected}"
 
 
 # -- events ----------------------------------------------------------------------------------------
@@ -362,7 +362,7 @@ def _ranks_in_one_domain(joined: JoinedFacts) -> Outcome:
                     domain=policy.domain,
                 )
             )
-    return outcome(wrong, unsourced(joined), f"{len(replicas):,} replicas on several nodes")
+    return outcome(wrong, unlabelled_graphs(joined), f"{len(replicas):,} replicas on several nodes")
 
 
 def _place(worker: WorkerChain) -> str | None:
@@ -384,9 +384,9 @@ def _one_generation(joined: JoinedFacts) -> Outcome:
     return outcome(wrong)
 
 
-_NEEDS: Final = (in_cluster, governed)
-_PODS: Final = (in_cluster, governed, has_workers)
-_LABELS: Final = (in_cluster, governed, has_workers, sourced)
+_NEEDS: Final = (in_cluster, has_policy)
+_PODS: Final = (in_cluster, has_policy, has_workers)
+_LABELS: Final = (in_cluster, has_policy, has_workers, label_known)
 _OF_LINT: Final = judged_live(lint_graph.POD_CHECKS, graphs_read)
 
 POD_CHECKS: Final[Sequence[Check[JoinedFacts]]] = (

@@ -167,7 +167,7 @@ def _zones_of_workers(joined: JoinedFacts, graph: Graph) -> str:
 def _applied_policy_exists(joined: JoinedFacts) -> Outcome:
     """Policies that kubectl applied and the API server removed as an unknown field."""
 
-    def dropped(graph: Graph, applied: Graph) -> bool:
+    def is_dropped(graph: Graph, applied: Graph) -> bool:
         return lint_policy.raw_policy(graph) is None and bool(applied.policy)
 
     wrong = [
@@ -178,7 +178,7 @@ def _applied_policy_exists(joined: JoinedFacts) -> Outcome:
             delete=_kubectl("delete", graph),
         )
         for graph, applied in applied_pairs(joined)
-        if dropped(graph, applied)
+        if is_dropped(graph, applied)
     ]
     applied = [applied for _, applied in applied_pairs(joined) if applied.policy]
     if not applied:

@@ -15,7 +15,7 @@ from dynctl.verify.join import JoinedFacts
 from dynctl.verify.needs import (
     cluster_of,
     differing,
-    governed,
+    has_policy,
     has_workers,
     in_cluster,
     live_workers,
@@ -175,7 +175,7 @@ def _policy_differs(worker: WorkerChain, log: StartLog) -> Iterator[str]:
     wrong_variables = {} if main is None else env_differences(main, policy)
     cards = [item.card.runtime_config for item in worker.cards]
 
-    def repeated(name: str, value: Any) -> bool:
+    def is_same(name: str, value: Any) -> bool:
         """Whether all cards have the same value."""
         wanted = value or None
         return bool(cards) and all((config.get(name) or None) == wanted for config in cards)
@@ -185,15 +185,16 @@ def _policy_differs(worker: WorkerChain, log: StartLog) -> Iterator[str]:
         (ENFORCEMENT_ENV, "kv_transfer_enforcement", log.enforcement, policy.enforcement),
     )
     for variable, name, logged, wanted in texts:
-        if logged != wanted and variable not in wrong_variables and not repeated(name, logged):
+        if logged != wanted and variable not in wrong_variables and not is_same(name, logged):
             yield f"{name} was {logged or 'not set'}, the policy has {wanted}"
     if is_weight(log.weight, policy.weight) or WEIGHT_ENV in wrong_variables:
         return
     if not cards or any(not is_weight(c.get(_WEIGHT), log.weight) for c in cards):
-        yield f"{_WEIGHT} was {_shown(log.weight)}, the policy has {_shown(policy.weight, 'none')}"
+        wanted = _text_of(policy.weight, "none")
+        yield f"{_WEIGHT} was {_text_of(log.weight)}, the policy has {wanted}"
 
 
-def _shown(weight: float | None, missing: str = "not set") -> str:
+def _text_of(weight: float | None, missing: str = "not set") -> str:
     return missing if weight is None else f"{weight:.9g}"
 
 
@@ -220,7 +221,7 @@ def _card_has_topology(worker: WorkerChain) -> bool:
     return not configs or any(mapping(config.get("topology_domains")) for config in configs)
 
 
-_PODS: Final = (in_cluster, governed, has_workers)
+_PODS: Final = (in_cluster, has_policy, has_workers)
 
 START_CHECKS: Final[Sequence[Check[JoinedFacts]]] = (
     Check("DYT0601", _got_topology_in_time, _PODS),

@@ -38,7 +38,7 @@ from dynctl.verify.gather.permissions import (
     worker_reviews,
     worker_users,
 )
-from dynctl.verify.gather.pods import Sampling, chosen, read_files, read_start
+from dynctl.verify.gather.pods import Sampling, chosen_workers, read_files, read_start
 from dynctl.verify.join import join
 from dynctl.wire.kubernetes import objects
 from dynctl.wire.kubernetes.names import (
@@ -95,8 +95,12 @@ def _with_files_and_logs(cluster: Cluster, wanted: Wanted, facts: VerifyFacts) -
         return facts
     joined = join(facts)
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="dynctl-verify") as pool:
-        files = pool.map(lambda worker: read_files(cluster, worker), chosen(joined, wanted.exec))
-        logs = pool.map(lambda worker: read_start(cluster, worker), chosen(joined, wanted.logs))
+        files = pool.map(
+            lambda worker: read_files(cluster, worker), chosen_workers(joined, wanted.exec)
+        )
+        logs = pool.map(
+            lambda worker: read_start(cluster, worker), chosen_workers(joined, wanted.logs)
+        )
         complete = replace(
             facts.cluster,
             files=dict(files),

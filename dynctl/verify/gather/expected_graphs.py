@@ -95,13 +95,13 @@ def _elsewhere(
     if spaces:
         what = "it is" if name else "graphs are"
         more = "" if name else ", or -A for all"
-        return f"{missing}{what} in {_joined(spaces)}: -n {spaces[0]}{more}"
+        return f"{missing}{what} in {_join_names(spaces)}: -n {spaces[0]}{more}"
     if not graphs:
         return f"{missing}no other namespace has one: kubectl apply -f FILE, {_OTHER_CLUSTER}"
     return missing + _list([f"{graph} in {space}" for space, graph in graphs])
 
 
-def _joined(spaces: Sequence[str]) -> str:
+def _join_names(spaces: Sequence[str]) -> str:
     return f"namespace {spaces[0]}" if len(spaces) == 1 else f"namespaces {', '.join(spaces[:8])}"
 
 

@@ -167,17 +167,17 @@ class Sampling(StrEnum):
     NONE = "none"
 
 
-def chosen(joined: JoinedFacts, sampling: Sampling) -> tuple[WorkerChain, ...]:
+def chosen_workers(joined: JoinedFacts, sampling: Sampling) -> tuple[WorkerChain, ...]:
     """The workers with a running pod that are read, in order."""
     if sampling is Sampling.AUTO:
         pods = sum(
             worker.pod is not None and worker.policy is not None for worker in joined.workers
         )
         sampling = Sampling.ALL if pods <= MOST_READ else Sampling.SAMPLE
-    return tuple(_chosen(joined, sampling))
+    return tuple(_sample_workers(joined, sampling))
 
 
-def _chosen(joined: JoinedFacts, sampling: Sampling) -> Iterator[WorkerChain]:
+def _sample_workers(joined: JoinedFacts, sampling: Sampling) -> Iterator[WorkerChain]:
     seen: set[tuple[str, str, str | None]] = set()
     for worker in joined.workers:
         if sampling is Sampling.NONE or worker.pod is None or worker.policy is None:

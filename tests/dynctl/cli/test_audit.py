@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from dynctl.documents.audit import CAUSES, AuditRow, added, audit_report, since
+from dynctl.documents.audit import CAUSES, AuditRow, add_by_worker, audit_report, since
 from dynctl.documents.fleet_load import FleetLoad
 from dynctl.screens.audit import audit_screen
 from dynctl.screens.canvas import Canvas
@@ -101,7 +101,7 @@ def test_predictions_take_no_options_of_a_trace(dynctl, fleet):
 
 
 def test_replicas_are_added_and_a_frontend_that_restarted_counts_from_zero():
-    assert [row.requests for row in added([GOOD, BAD, GOOD])] == [16, 4]
+    assert [row.requests for row in add_by_worker([GOOD, BAD, GOOD])] == [16, 4]
     [row] = since([BAD], [msgspec.structs.replace(BAD, requests=9)])
     assert row == BAD
 

@@ -258,7 +258,7 @@ def test_a_record_that_cannot_be_written_harms_no_other(tmp_path: Path) -> None:
     for record in made[1:]:
         writer.add(record)
     path = tmp_path / "some"
-    path.write_bytes(HEADER + r.packed(writer.take()))
+    path.write_bytes(HEADER + r.pack_chunk(writer.take()))
     assert list(read_recording(path)) == made
 
 
@@ -272,7 +272,7 @@ def test_notes_make_the_same_bytes(made: list[Changed], at_a_time: int) -> None:
             one.add(record)
             assert many.note(record.at, record.change) == (len(many._rows) == 0)
             assert len(one) == len(many)
-    assert r.packed(many.take()) == r.packed(one.take())
+    assert r.pack_chunk(many.take()) == r.pack_chunk(one.take())
     assert many.lost == 0
 
 
@@ -286,7 +286,7 @@ def test_a_note_that_cannot_be_written_harms_no_other(tmp_path: Path) -> None:
     assert writer.lost == 8
     assert len(writer) == 792
     path = tmp_path / "some"
-    path.write_bytes(HEADER + r.packed(writer.take()))
+    path.write_bytes(HEADER + r.pack_chunk(writer.take()))
     records = list(read_recording(path))
     assert [one.cached_tokens for one in records if isinstance(one, Finished)] == [
         number for number in range(400) if number % 50 != 7
@@ -300,7 +300,7 @@ def test_times_within_changes_are_moved_when_they_are_noted(tmp_path: Path) -> N
     writer = ChunkWriter()
     writer.note(5.0, Enqueued("a", "m", "", 16, 0, arrived_at=1.5), 100.0)
     path = tmp_path / "some"
-    path.write_bytes(HEADER + r.packed(writer.take()))
+    path.write_bytes(HEADER + r.pack_chunk(writer.take()))
     (record,) = read_recording(path)
     assert isinstance(record, Changed)
     assert isinstance(record.change, Enqueued)

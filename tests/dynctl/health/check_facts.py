@@ -54,7 +54,7 @@ def synced(entries: Entries) -> None:
         entries[key]["card_json"]["router_config"] = config
 
 
-def deployed(entries: Entries) -> Any:
+def deployment_of(entries: Entries) -> Any:
     registrations = Registrations()
     registrations.apply(
         Listed(tuple(DiscoveryEntry(k, json.dumps(v).encode()) for k, v in entries.items()))
@@ -113,7 +113,7 @@ def planes(entries: Entries | None = None, **changed: Any) -> PlaneFacts:
     if entries is None:
         entries = captured()
         synced(entries)
-    deployment = deployed(entries)
+    deployment = deployment_of(entries)
     names = [item.worker.name for item in deployment.workers if item.sources]
     ranks = tuple(rank(name, 7 + place) for place, name in enumerate(sorted(names)))
     whole = PlaneFacts(
@@ -294,7 +294,7 @@ _REFUSED = Unread("connection refused", "does it run?")
 
 BROKEN = (
     Broken("DYR0101", _planes(unreachable=Unread("refused", "start it")), "etcd 10.0.0.1:2379"),
-    Broken("DYR0102", _planes(deployment=deployed({})), "dynamo"),
+    Broken("DYR0102", _planes(deployment=deployment_of({})), "dynamo"),
     Broken("DYR0103", _ranks(state=StreamState()), "ZMQ"),
     Broken("DYR0103", _ranks(state=StreamState(), channel=NATS), "NATS", "without NATS"),
     Broken("DYR0103", _rank(state=StreamState(), channel=NATS), "NATS", "one plane of two"),
