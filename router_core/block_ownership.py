@@ -539,19 +539,25 @@ class BlockOwnership:
                 runs.hold(run, bit, at + count)
             done = count
         else:
-            done = 0
-            for block, name in enumerate(block_hashes, run << POSITION_BITS | at):
-                meant = names.block(slot, name)
-                if meant is not None and meant != block and self._holds(meant, bit):
-                    break
-                names.announce(slot, name, block)
-                done += 1
-                if end < at + done:
-                    # At once: the name is valid for the blocks after it.
-                    runs.hold(run, bit, at + done)
+            done = self._take_by_name(slot, run, at, block_hashes)
         if not end and done and runs.above[run] == ROOT:
             self._note_root(slot, run)
         return done, max(0, at + done - max(end, at))
+
+    def _take_by_name(self, slot: int, run: int, at: int, block_hashes: Sequence[int]) -> int:
+        """Let ``slot`` hold blocks of a run one by one; returns the number before a conflict."""
+        runs, names, bit = self._runs, self._names, 1 << slot
+        end = runs.end(run, bit)
+        for done, name in enumerate(block_hashes):
+            block = run << POSITION_BITS | at + done
+            meant = names.block(slot, name)
+            if meant is not None and meant != block and self._holds(meant, bit):
+                return done
+            names.announce(slot, name, block)
+            if end <= at + done:
+                # At once: the name is valid for the blocks after it.
+                runs.hold(run, bit, at + done + 1)
+        return len(block_hashes)
 
     def _add(
         self,

@@ -120,18 +120,27 @@ class Setting:
             if self.optional:
                 return None
             raise ConfigError(f"{self.name}: a value is required, got none")
-        if isinstance(value, int) and abs(value) > MOST_INTEGER:
-            raise ConfigError(f"{self.name}: expected at most {MOST_INTEGER}, got a huge integer")
-        if self.type is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if not isinstance(value, self.type) or (self.type is int and isinstance(value, bool)):
-            raise ConfigError(f"{self.name}: expected {self.type.__name__}, got {brief(value)}")
+        value = self._with_type(value)
         if self.choices and value not in self.choices:
             raise ConfigError(
                 f"{self.name}: expected one of {', '.join(self.choices)}, got {brief(value)}"
             )
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if self.type in (int, float):
             self._check_bounds(value, str(given)[:40])
+        return value
+
+    def _with_type(self, value: Any) -> Any:
+        """The value as the setting's type. Integers are floats too; booleans are not numbers."""
+        if isinstance(value, int) and abs(value) > MOST_INTEGER:
+            raise ConfigError(f"{self.name}: expected at most {MOST_INTEGER}, got a huge integer")
+        if isinstance(value, bool):
+            fits = self.type is bool
+        elif self.type is float and isinstance(value, int):
+            return float(value)
+        else:
+            fits = isinstance(value, self.type)
+        if not fits:
+            raise ConfigError(f"{self.name}: expected {self.type.__name__}, got {brief(value)}")
         return value
 
     def _check_bounds(self, value: float, shown: str) -> None:

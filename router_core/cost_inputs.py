@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress, repeat
 from operator import add
@@ -40,38 +40,20 @@ def cost_inputs(
     parameters: CostParameters,
 ) -> CostInputs:
     """The inputs of the formula for the ranks in ``mask``."""
-    request, slots, load = context.request, candidates.slots, view.load
-    column_of = Overlaps.column if len(slots) < _LEVELS_FROM else OverlapColumn
-    overlaps = shared = NO_OVERLAPS
+    request, slots = context.request, candidates.slots
     # A plain decode hop credits no cached blocks.
     reads = context.stage != "decode" or parameters.overlap_score_credit > 0
-    if request.sequence_hashes and reads:
-        overlaps = view.index.find_matches(request.sequence_hashes, mask, request.most_reusable)
-    if parameters.track_active_blocks and parameters.assume_kv_reuse:
-        shared = load.shared_blocks(request.sequence_hashes, mask)
-    blocks = _Blocks(
-        column_of(overlaps, slots), column_of(shared, slots) if shared.levels else None
-    )
-    if request.local_hashes and view.tiers.mask & mask and reads:
-        blocks.host, blocks.disk = _lower_columns(view, request, slots, blocks.overlap)
-    expected = view.predicted.live & mask if context.stage != "decode" else 0
+    blocks = _first_prompt(view, request, slots, mask, parameters, reads)
     by_prompt = [blocks.overlap]
     if request.more_hashes:
         by_prompt += _add_prompts(view, request, slots, mask, blocks, parameters, reads)
     trust = view.freshness.trusts(slots, mask) if reads else None
     if trust is not None:
         _discount(view, request, slots, mask, trust, blocks)
+    expected = view.predicted.live & mask if context.stage != "decode" else 0
     if expected:
         blocks.predicted = _predict(view, request, slots, expected, by_prompt, trust, blocks)
-    loads: _Loads = (
-        candidates.gather(load.prefill_tokens),
-        list(map(load.booked_prefill, slots)) if load.decaying else None,
-        candidates.gather(load.decode_blocks),
-        candidates.gather(load.requests),
-    )
-    if view.what_if is not None:
-        loads = _shift_loads(loads, slots, view.what_if)
-    prefill_tokens, booked_tokens, active_blocks, active_requests = loads
+    prefill_tokens, booked_tokens, active_blocks, active_requests = _loads(view, candidates)
     return CostInputs(
         isl_tokens=request.isl_tokens,
         block_size=request.block_size,
@@ -93,6 +75,18 @@ def cost_inputs(
     )
 
 
+def _loads(view: RoutingView, candidates: CandidateSet) -> _Loads:
+    """The load of each candidate, or what a dry run supposes of it."""
+    load, slots = view.load, candidates.slots
+    loads: _Loads = (
+        candidates.gather(load.prefill_tokens),
+        list(map(load.booked_prefill, slots)) if load.decaying else None,
+        candidates.gather(load.decode_blocks),
+        candidates.gather(load.requests),
+    )
+    return loads if view.what_if is None else _shift_loads(loads, slots, view.what_if)
+
+
 @dataclass(slots=True)
 class _Blocks:
     """The columns of blocks of the prompt; each step of :func:`cost_inputs` may change them."""
@@ -103,6 +97,26 @@ class _Blocks:
     host: list[int] | None = None
     disk: list[int] | None = None
     predicted: list[int] | None = None
+
+
+def _first_prompt(
+    view: RoutingView,
+    request: RoutingRequest,
+    slots: Sequence[int],
+    mask: int,
+    parameters: CostParameters,
+    reads: bool,
+) -> _Blocks:
+    """The blocks of the request's first prompt: cached ones, and those of running requests."""
+    overlaps = shared = NO_OVERLAPS
+    if request.sequence_hashes and reads:
+        overlaps = view.index.find_matches(request.sequence_hashes, mask, request.most_reusable)
+    if parameters.track_active_blocks and parameters.assume_kv_reuse:
+        shared = view.load.shared_blocks(request.sequence_hashes, mask)
+    blocks = _Blocks(_column(overlaps, slots), _column(shared, slots) if shared.levels else None)
+    if request.local_hashes and view.tiers.mask & mask and reads:
+        blocks.host, blocks.disk = _lower_columns(view, request, slots, blocks.overlap)
+    return blocks
 
 
 def _add_prompts(
@@ -169,12 +183,10 @@ def _predict(
     (``by_prompt``: what the events show). Lower tiers count behind it only.
     """
     side, best = [0] * len(slots), [0] * len(slots)
-    for number, hashes in enumerate((request.sequence_hashes, *request.more_hashes)):
-        if view.index.exact:
-            hashes = hashes[: request.most_reusable_of(number)]
+    for hashes, known in zip(_reusable_prompts(view, request), by_prompt, strict=True):
         column = _column(view.predicted.find_matches(hashes, mask), slots)
         side = list(map(add, side, column))
-        best = list(map(add, best, map(max, column, by_prompt[number])))
+        best = list(map(add, best, map(max, column, known)))
     predicted, overlap = [0] * len(slots), list(blocks.overlap)
     indexed = None if blocks.indexed is None else list(blocks.indexed)
     host = None if blocks.host is None else list(blocks.host)
@@ -200,6 +212,12 @@ def _predict(
     return predicted
 
 
+def _reusable_prompts(view: RoutingView, request: RoutingRequest) -> Iterator[Sequence[int]]:
+    """The hashes of each prompt of a batch, where the index is exact those that can be reused."""
+    for number, hashes in enumerate((request.sequence_hashes, *request.more_hashes)):
+        yield hashes[: request.most_reusable_of(number)] if view.index.exact else hashes
+
+
 def learned_blocks(
     view: RoutingView, request: RoutingRequest, slots: Sequence[int], mask: int
 ) -> Iterable[int]:
@@ -208,9 +226,7 @@ def learned_blocks(
     if not indexes:
         return repeat(0, len(slots))
     blocks = [0] * len(slots)
-    for number, hashes in enumerate((request.sequence_hashes, *request.more_hashes)):
-        if view.index.exact:
-            hashes = hashes[: request.most_reusable_of(number)]
+    for hashes in _reusable_prompts(view, request):
         for index in indexes:  # a slot has its blocks in one of them
             more = _column(index.find_matches(hashes, mask), slots)
             blocks = list(map(add, blocks, more))

@@ -10,10 +10,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from router_core.decision import Decision
-from router_core.taints import preference_multiplier
+from router_core.taints import TaintConstraint, preference_multiplier
 from router_core.terms import TERMS
 
 #: Loads are searched up to this many tokens or blocks, more than any fleet has.
@@ -137,14 +138,19 @@ def _weight_flips(decision: Decision) -> Iterator[Flip]:
     if decision.inputs is not None and decision.inputs.following is not None:
         # The weights of others change the decode hop too, whose costs are an input here.
         terms = [term for term in terms if term.prefill_only]
-    weights = [name for term in terms for name in term.flips]
-    for name in weights:
-        now = decision.parameters.weight(name)
-        ends = (0.0, max(1.0, now) * _WEIGHT_REACH)
-        changes = [_change_towards(partial(_loses_at, decision, name), now, end) for end in ends]
-        flipping = [by for by in changes if by is not None]
-        if flipping:
-            yield Flip(name, min(flipping, key=abs))
+    for name in chain.from_iterable(term.flips for term in terms):
+        by = _smallest_weight_change(decision, name)
+        if by is not None:
+            yield Flip(name, by)
+
+
+def _smallest_weight_change(decision: Decision, name: str) -> float | None:
+    """The change of a weight, down or up, at which the winner loses; None if none does."""
+    now = decision.parameters.weight(name)
+    loses_at = partial(_loses_at, decision, name)
+    down = _change_towards(loses_at, now, 0.0)
+    up = _change_towards(loses_at, now, max(1.0, now) * _WEIGHT_REACH)
+    return min((by for by in (down, up) if by is not None), key=abs, default=None)
 
 
 def _loses_at(decision: Decision, name: str, value: float) -> bool:
@@ -216,19 +222,17 @@ def preference(decision: Decision) -> Preference | None:
         # Of a pair the preference multiplies a part of the cost only.
         return None
     derived = [item for item in constraints if item.origin != "request"]
-    item = max(derived or constraints, key=lambda constraint: abs(constraint.weight or 0.0))
-    weight = item.weight or 0.0
-    others = {
-        constraint.taint: constraint.weight or 0.0
-        for constraint in constraints
-        if constraint.taint != item.taint
-    }
+    item = max(derived or constraints, key=lambda constraint: abs(_weight_of(constraint)))
+    weight = _weight_of(item)
+    others = [constraint for constraint in constraints if constraint.taint != item.taint]
     local: list[tuple[float, float]] = []
     remote: list[float] = []
-    for i, worker in enumerate(decision.workers):
+    for worker, cost, multiplier in zip(
+        decision.workers, decision.costs, decision.inputs.multipliers, strict=True
+    ):
         taints = worker.runtime_config.taints
-        raw = decision.costs[i] / decision.inputs.multipliers[i]
-        rest = math.fsum(w for taint, w in others.items() if taint in taints)
+        raw = cost / multiplier
+        rest = math.fsum(_weight_of(other) for other in others if other.taint in taints)
         if item.taint in taints:
             local.append((raw, rest))
         else:
@@ -239,6 +243,10 @@ def preference(decision: Decision) -> Preference | None:
     if not remote:
         return Preference(item.taint, weight, crossover, None, 0.0, "every candidate has the taint")
     return _measure_preference(item.taint, weight, crossover, local, min(remote))
+
+
+def _weight_of(constraint: TaintConstraint) -> float:
+    return constraint.weight or 0.0
 
 
 def _measure_preference(

@@ -218,6 +218,12 @@ def _check_families(
                 f"{at}policy_classes: the class {lone.name!r} without a family has the name of a "
                 "family; rename one"
             )
+    _check_cells(classes, families, buckets, at)
+
+
+def _check_cells(
+    classes: Sequence[PolicyClass], families: Sequence[str], buckets: Sequence[str], at: str
+) -> None:
     for family, bucket in product(families, buckets):
         cell = [c for c in classes if (c.policy_family, c.cache_bucket) == (family, bucket)]
         if len(cell) != 1:
@@ -248,6 +254,38 @@ def _buckets(plain: Any, at: str) -> tuple[tuple[int, str], ...]:
     return tuple(buckets)
 
 
+def _fraction(value: Any, at: str) -> float | None:
+    if value is None:
+        return None
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 <= value <= MOST_NUMBER:
+        raise ConfigError(
+            f"{at}.prefill_busy_threshold_frac: expected a number from 0 to {MOST_NUMBER:g}, "
+            f"got {brief(value)}"
+        )
+    return float(value)
+
+
+def _cell(row: Mapping[str, Any], at: str, buckets: Sequence[str]) -> tuple[str | None, str | None]:
+    """The family and the bucket of a class; None for both where requests name the class."""
+    family, bucket = row.get("policy_family"), row.get("cache_bucket")
+    if (family is None) != (bucket is None):
+        given, other = "policy_family", "cache_bucket"
+        if family is None:
+            given, other = other, given
+        raise ConfigError(
+            f"{at}.{other}: required beside {given}; a class with neither is named by requests"
+        )
+    if family is None:
+        return None, None
+    family = _name(family, f"{at}.policy_family")
+    if bucket not in buckets:
+        raise ConfigError(
+            f"{at}.cache_bucket: expected one of {', '.join(buckets)}, got {brief(bucket)}"
+        )
+    return family, bucket
+
+
 def _class(row: Mapping[str, Any], at: str, buckets: Sequence[str]) -> PolicyClass:
     _only(row, [item.name for item in fields(PolicyClass)], f"{at}.")
     name = _name(row.get("name"), f"{at}.name")
@@ -259,15 +297,6 @@ def _class(row: Mapping[str, Any], at: str, buckets: Sequence[str]) -> PolicyCla
     quantum = _whole(row.get("quantum"), f"{at}.quantum")
     if quantum < 1:
         raise ConfigError(f"{at}.quantum: expected at least 1, got {quantum}")
-    fraction = row.get("prefill_busy_threshold_frac")
-    if fraction is not None:
-        number = isinstance(fraction, (int, float)) and not isinstance(fraction, bool)
-        if not number or not 0 <= fraction <= MOST_NUMBER:
-            raise ConfigError(
-                f"{at}.prefill_busy_threshold_frac: expected a number from 0 to {MOST_NUMBER:g}, "
-                f"got {brief(fraction)}"
-            )
-        fraction = float(fraction)
     counts = {
         key: None if row.get(key) is None else _whole(row[key], f"{at}.{key}")
         for key in (
@@ -277,25 +306,12 @@ def _class(row: Mapping[str, Any], at: str, buckets: Sequence[str]) -> PolicyCla
             "cached_token_queue_limit_per_worker",
         )
     }
-    family, bucket = row.get("policy_family"), row.get("cache_bucket")
-    if (family is None) != (bucket is None):
-        given, other = "policy_family", "cache_bucket"
-        if family is None:
-            given, other = other, given
-        raise ConfigError(
-            f"{at}.{other}: required beside {given}; a class with neither is named by requests"
-        )
-    if family is not None:
-        family = _name(family, f"{at}.policy_family")
-        if bucket not in buckets:
-            raise ConfigError(
-                f"{at}.cache_bucket: expected one of {', '.join(buckets)}, got {brief(bucket)}"
-            )
+    family, bucket = _cell(row, at, buckets)
     return PolicyClass(
         name,
         policy,
         quantum,
-        prefill_busy_threshold_frac=fraction,
+        prefill_busy_threshold_frac=_fraction(row.get("prefill_busy_threshold_frac"), at),
         policy_family=family,
         cache_bucket=bucket,
         **counts,

@@ -78,6 +78,13 @@ class PromptHasher:
         first = salted_seed(seed, cache_salt)
         local: list[int] = []
         sequence: list[int] = []
+
+        def hashes_from(start: int, blocks: int) -> list[int]:
+            hashes = hash_blocks(data, stride, blocks, seed, start)
+            if not start and first != seed:
+                hashes[0] = xxh3_64_intdigest(data[:stride], first)
+            return hashes
+
         # A salted prompt's first seed may be that of a namespace, whose later blocks differ.
         key = first if first == seed else first ^ _LOW
         parent: int | None = None
@@ -86,9 +93,7 @@ class PromptHasher:
             key = xxh3_128_intdigest(data[start : start + PIECE * stride], key & _LOW)
             piece = self._recent.get(key) or self._older.get(key)
             if piece is None:
-                hashes = hash_blocks(data, stride, PIECE, seed, start)
-                if not start and first != seed:
-                    hashes[0] = xxh3_64_intdigest(data[:stride], first)
+                hashes = hashes_from(start, PIECE)
                 piece = hashes, sequence_hashes(hashes, parent)
             local += piece[0]
             sequence += piece[1]
@@ -96,9 +101,7 @@ class PromptHasher:
             if key not in self._recent:
                 self._remember(key, piece)
         if whole < count:
-            hashes = hash_blocks(data, stride, count - whole, seed, whole * stride)
-            if not whole and first != seed:
-                hashes[0] = xxh3_64_intdigest(data[:stride], first)
+            hashes = hashes_from(whole * stride, count - whole)
             local += hashes
             sequence += sequence_hashes(hashes, parent)
         return BlockHashes(block_size, local, sequence)

@@ -216,16 +216,21 @@ class Router:
             if live is None or live.config is not config or live.registry is not self.registry:
                 live = self._live = self._view(config, self.load, self.busy)
             return live
-        load, busy = self.load, self.busy
-        model = config.router_prefill_load_model
-        if load.decaying and model == "none" != self.config.router_prefill_load_model:
-            load = load.without_decay()
-        if load is not self.load or Thresholds.of_config(config) != self.busy.default:
-            busy = self._busy_under(Thresholds.of_config(config), load)
+        load, busy = self._load_under(config)
         classes = policy_classes
         if classes is None and config.router_policy_config != self.config.router_policy_config:
             classes = NO_CLASSES
         return self._view(config, load, busy, what_if, transfer, classes)
+
+    def _load_under(self, config: RouterConfig) -> tuple[ActiveSequences, BusyTracker]:
+        """Load and busy ranks as other settings count them."""
+        load, model = self.load, config.router_prefill_load_model
+        if load.decaying and model == "none" != self.config.router_prefill_load_model:
+            load = load.without_decay()
+        thresholds = Thresholds.of_config(config)
+        if load is self.load and thresholds == self.busy.default:
+            return load, self.busy
+        return load, self._busy_under(thresholds, load)
 
     def stages(
         self, model: str, worker_set: str | None = None, served_name: str | None = None
@@ -472,8 +477,7 @@ class Router:
         self._emptied = [slot for slot in self._emptied if not self.index.is_free(slot)]
         left = []
         for slot in self._draining:
-            learned_free = all(index.is_free(slot) for index in self._learning)
-            if self.index.is_free(slot) and learned_free:
+            if self.index.is_free(slot) and all(index.is_free(slot) for index in self._learning):
                 self.registry.release(slot)
             else:
                 left.append(slot)
@@ -742,12 +746,7 @@ class Router:
         row, event = self.freshness[slot], change.event
         row.index_at = now
         if isinstance(event, Cleared):
-            self._empty(slot)
-            self._note_unlinked(slot, row)
-            if row.index_state == "over_limit" and slot not in self._emptied:
-                row.index_state = "current"
-                self.freshness.note(slot)
-            return OK
+            return self._clear_index(slot, row)
         try:
             applied = self._blocks_changed(slot, event)
         except (AttributeError, TypeError):
@@ -760,6 +759,14 @@ class Router:
         if self.bound is not None and applied.ok and not isinstance(event, BlocksRemoved):
             return self._within_bound(slot, len(event.block_hashes), self.bound) or applied
         return applied
+
+    def _clear_index(self, slot: int, row: Freshness) -> Applied:
+        self._empty(slot)
+        self._note_unlinked(slot, row)
+        if row.index_state == "over_limit" and slot not in self._emptied:
+            row.index_state = "current"
+            self.freshness.note(slot)
+        return OK
 
     def _blocks_changed(
         self, slot: int, event: BlocksStored | WindowStored | BlocksRemoved

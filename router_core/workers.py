@@ -350,8 +350,11 @@ def _check_policy(config: ModelRuntimeConfig) -> None:
         raise WorkerError(
             "kv_transfer_preferred_weight is required when kv_transfer_enforcement is preferred"
         )
-    if weight is None:
-        return
+    if weight is not None:
+        _check_preferred_weight(weight, enforcement)
+
+
+def _check_preferred_weight(weight: float, enforcement: str | None) -> None:
     if enforcement != "preferred":
         raise WorkerError(
             "kv_transfer_preferred_weight is only allowed when kv_transfer_enforcement is "
