@@ -188,9 +188,7 @@ def _predict(
         side = list(map(add, side, column))
         best = list(map(add, best, map(max, column, known)))
     predicted, overlap = [0] * len(slots), list(blocks.overlap)
-    indexed = None if blocks.indexed is None else list(blocks.indexed)
-    host = None if blocks.host is None else list(blocks.host)
-    disk = None if blocks.disk is None else list(blocks.disk)
+    indexed, host, disk = map(_copy, (blocks.indexed, blocks.host, blocks.disk))
     for i in compress(range(len(slots)), side):
         doubtful = trust is not None and trust[i]
         if doubtful and view.config.router_on_degraded == "load-only":
@@ -210,6 +208,10 @@ def _predict(
         return None
     blocks.overlap, blocks.indexed, blocks.host, blocks.disk = overlap, indexed, host, disk
     return predicted
+
+
+def _copy(column: Sequence[int] | None) -> list[int] | None:
+    return None if column is None else list(column)
 
 
 def _reusable_prompts(view: RoutingView, request: RoutingRequest) -> Iterator[Sequence[int]]:

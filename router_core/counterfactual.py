@@ -224,12 +224,24 @@ def preference(decision: Decision) -> Preference | None:
     derived = [item for item in constraints if item.origin != "request"]
     item = max(derived or constraints, key=lambda constraint: abs(_weight_of(constraint)))
     weight = _weight_of(item)
-    others = [constraint for constraint in constraints if constraint.taint != item.taint]
+    local, remote = _local_and_remote(decision, decision.inputs.multipliers, item)
+    crossover = 1.0 / preference_multiplier((weight,))
+    if not local:
+        return Preference(item.taint, weight, crossover, None, None, "no candidate has the taint")
+    if not remote:
+        return Preference(item.taint, weight, crossover, None, 0.0, "every candidate has the taint")
+    return _measure_preference(item.taint, weight, crossover, local, min(remote))
+
+
+def _local_and_remote(
+    decision: Decision, multipliers: Sequence[float], item: TaintConstraint
+) -> tuple[list[tuple[float, float]], list[float]]:
+    """Of candidates with the taint the cost without preferences and the weight of the others; of
+    candidates without it the cost with the other preferences."""
+    others = [other for other in decision.constraints.preferred if other.taint != item.taint]
     local: list[tuple[float, float]] = []
     remote: list[float] = []
-    for worker, cost, multiplier in zip(
-        decision.workers, decision.costs, decision.inputs.multipliers, strict=True
-    ):
+    for worker, cost, multiplier in zip(decision.workers, decision.costs, multipliers, strict=True):
         taints = worker.runtime_config.taints
         raw = cost / multiplier
         rest = math.fsum(_weight_of(other) for other in others if other.taint in taints)
@@ -237,12 +249,7 @@ def preference(decision: Decision) -> Preference | None:
             local.append((raw, rest))
         else:
             remote.append(raw * preference_multiplier((rest,)))
-    crossover = 1.0 / preference_multiplier((weight,))
-    if not local:
-        return Preference(item.taint, weight, crossover, None, None, "no candidate has the taint")
-    if not remote:
-        return Preference(item.taint, weight, crossover, None, 0.0, "every candidate has the taint")
-    return _measure_preference(item.taint, weight, crossover, local, min(remote))
+    return local, remote
 
 
 def _weight_of(constraint: TaintConstraint) -> float:

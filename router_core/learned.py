@@ -192,24 +192,30 @@ class LearnedIndex:
                     break
             if max_blocks <= 0:
                 return True
-            at, slot = heappop(due)
-            held = self._held[slot]
-            while held and max_blocks > 0 and (expired or self._size > least):
-                block, seen = next(iter(held.items()))
-                if seen > at:
-                    break
-                del held[block]
-                self._disown(slot, block)
-                max_blocks -= 1
-            if held:
-                heappush(due, (next(iter(held.values())), slot))
-            else:
-                del self._held[slot]
-                if not self._unforgettable(slot):
-                    self.live &= ~(1 << slot)
+            max_blocks -= self._forget_oldest(max_blocks, -1 if expired else least)
         if not due:
             self._pruning = False
         return bool(self._gone)
+
+    def _forget_oldest(self, most: int, least: int) -> int:
+        """Forget the oldest blocks of the slot that is due: those of its oldest time, at most
+        ``most``, while there are more than ``least`` in all. Returns how many."""
+        at, slot = heappop(self._due)
+        held, forgotten = self._held[slot], 0
+        while held and forgotten < most and self._size > least:
+            block, seen = next(iter(held.items()))
+            if seen > at:
+                break
+            del held[block]
+            self._disown(slot, block)
+            forgotten += 1
+        if held:
+            heappush(self._due, (next(iter(held.values())), slot))
+        else:
+            del self._held[slot]
+            if not self._unforgettable(slot):
+                self.live &= ~(1 << slot)
+        return forgotten
 
     # -- dump and restore --------------------------------------------------------------------
 

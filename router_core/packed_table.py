@@ -168,7 +168,7 @@ class PackedTable:
     def _place(self, rest: int, entry: int) -> None:
         """Put an entry at a free place, in a larger array if there is none near."""
         while not _put(shard := self._shards[rest & _LOW], entry):
-            entries = [] if shard is _NO_SHARD else [entry for entry in shard if entry]
+            entries = [] if shard is _NO_SHARD else [moved for moved in shard if moved]
             if 2 * len(entries) < len(shard) and shard is not _NO_SHARD:
                 value = entry & _VALUE
                 self._crowded[rest] = (*self._crowded.get(rest, ()), value)
@@ -176,10 +176,10 @@ class PackedTable:
             # Different first sizes, so that the arrays do not all grow at the same time.
             size = 2 * len(shard) if entries else _FIRST_SIZE + (rest & _FIRST_SIZE - 1)
             self._shards[rest & _LOW] = larger = array("Q", bytes(8 * size))
-            for entry in entries:
-                if not _put(larger, entry):
-                    other = entry >> VALUE_BITS
-                    self._crowded[other] = (*self._crowded.get(other, ()), entry & _VALUE)
+            for moved in entries:
+                if not _put(larger, moved):
+                    other = moved >> VALUE_BITS
+                    self._crowded[other] = (*self._crowded.get(other, ()), moved & _VALUE)
 
 
 def _put(shard: "array[int]", entry: int) -> bool:

@@ -196,8 +196,8 @@ def _decode(
         view, request, "decode", constraints=merged, sample=sample, detail=detail, source=source
     )
     relaxed = False
+    wanted = ", ".join(item.taint for item in derived.constraints)
     if decode.outcome == "all_busy" and derived.relaxable:
-        wanted = ", ".join(item.taint for item in derived.constraints)
         message = (
             f"every decode worker with {wanted} is busy; the fallback policy crosses the domain "
             "only where it has none"
@@ -206,7 +206,6 @@ def _decode(
     if decode.outcome == "no_eligible_worker" and derived.relaxable:
         free = _select(view, request, "decode", sample=sample, detail=detail, source=source)
         if free.winner is not None:
-            wanted = ", ".join(item.taint for item in derived.constraints)
             note = f"no decode worker satisfies {wanted}; the fallback policy crosses the domain"
             decode, relaxed = replace(free, notes=(*free.notes, note)), True
     if derived.note and view.config.applies_taints:

@@ -308,35 +308,39 @@ class WorkerRegistry:
         registry = cls()
         registry._refs = [None] * capacity
         registry._by_slot = [None] * capacity
-        used: set[int] = set()
         for place, row in enumerate(workers):
             at, slots = f"registry.workers[{place}]", row["slots"]
             try:
                 worker = Worker.from_dict(row)
             except WorkerError as error:
                 raise SnapshotError(f"{at}: {str(error)[:400]}") from None
-            if len(slots) != len(worker.ranks):
-                raise SnapshotError(
-                    f"{at}.slots: {len(slots)}, one for each of {len(worker.ranks)} ranks expected"
-                )
-            for number, (rank, slot) in enumerate(zip(worker.ranks, slots, strict=True)):
-                if slot >= capacity or slot in used:
-                    problem = "in use" if slot in used else "not below the capacity"
-                    raise SnapshotError(f"{at}.slots[{number}]: slot {slot} is {problem}")
-                used.add(slot)
-                ref = WorkerWithDpRank(worker.worker_id, rank)
-                registry._slots[ref] = slot
-                registry._refs[slot] = ref
+            registry._restore_slots(worker, slots, f"{at}.slots")
             try:
                 registry.upsert(worker)
             except WorkerError as error:
                 raise SnapshotError(f"{at}.name: {str(error)[:400]}") from None
-        registry._free = [slot for slot in range(capacity - 1, -1, -1) if slot not in used]
+        refs = registry._refs
+        registry._free = [slot for slot in range(capacity - 1, -1, -1) if refs[slot] is None]
         for worker_id, reason in plain["unavailable"].items():
             registry.set_available(int(worker_id), reason)
         return registry
 
     # -- inside ----------------------------------------------------------------------------
+
+    def _restore_slots(self, worker: Worker, slots: Sequence[int], at: str) -> None:
+        """Give the ranks of a worker the slots that they had; raises SnapshotError."""
+        if len(slots) != len(worker.ranks):
+            raise SnapshotError(
+                f"{at}: {len(slots)}, one for each of {len(worker.ranks)} ranks expected"
+            )
+        for number, (rank, slot) in enumerate(zip(worker.ranks, slots, strict=True)):
+            if slot >= len(self._refs):
+                raise SnapshotError(f"{at}[{number}]: slot {slot} is not below the capacity")
+            if self._refs[slot] is not None:
+                raise SnapshotError(f"{at}[{number}]: slot {slot} is in use")
+            ref = WorkerWithDpRank(worker.worker_id, rank)
+            self._slots[ref] = slot
+            self._refs[slot] = ref
 
     def _note_change(self) -> None:
         self.version += 1

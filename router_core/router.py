@@ -1069,24 +1069,27 @@ class Router:
 def _check_slots(plain: Mapping[str, Any], registry: WorkerRegistry) -> None:
     """Raise SnapshotError for what a snapshot has for a slot that no rank has."""
     used = {slot for worker in registry for slot in registry.slots(worker.worker_id)}
-    for name, rows in (
-        ("index.slots", plain["index"]["slots"]),
-        *((part, plain.get(part, ())) for part in ("tiers", "learned", "recent", "predicted")),
-        ("load", plain["load"]),
-    ):
-        for place, row in enumerate(rows):
-            if row["slot"] not in used:
-                raise SnapshotError(f"{name}[{place}].slot: no rank has slot {row['slot']}")
-    for name, slots in (
-        ("freshness", plain["freshness"]),
-        ("busy.reported", plain["busy"]["reported"]),
-    ):
-        for slot in slots:
-            if int(slot) not in used:
-                raise SnapshotError(f"{name}.{slot}: no rank has slot {slot}")
-    for place, slot in enumerate(plain.get("recovering", ())):
+    for place, slot in _slots_in_use(plain):
         if slot not in used:
-            raise SnapshotError(f"recovering[{place}]: no rank has slot {slot}")
+            raise SnapshotError(f"{place}: no rank has slot {slot}")
+
+
+def _slots_in_use(plain: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Each place of a snapshot that names a slot, and the slot."""
+    parts = {part: plain.get(part, ()) for part in ("tiers", "learned", "recent", "predicted")}
+    for name, rows in {
+        "index.slots": plain["index"]["slots"],
+        **parts,
+        "load": plain["load"],
+    }.items():
+        for place, row in enumerate(rows):
+            yield f"{name}[{place}].slot", row["slot"]
+    for slot in plain["freshness"]:
+        yield f"freshness.{slot}", int(slot)
+    for slot in plain["busy"]["reported"]:
+        yield f"busy.reported.{slot}", int(slot)
+    for place, slot in enumerate(plain.get("recovering", ())):
+        yield f"recovering[{place}]", slot
 
 
 def _queues(config: RouterConfig, classes: PolicyClasses) -> bool:

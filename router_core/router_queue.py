@@ -11,7 +11,7 @@ one step of priority is worth a second. Of equal entries the earlier one is next
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -219,13 +219,7 @@ class RouterQueue:
                 return self._turn(name, ring, heads, credits)
         if not heads:
             return None
-        # No class can pay after one round: as many whole rounds as the first one needs.
-        rounds = min(
-            -(-(head.cost - credits[name]) // quanta.get(name, 1)) for name, head in heads.items()
-        )
-        for name in heads:
-            credits[name] += rounds * quanta.get(name, 1)
-        payer = next(name for name, head in heads.items() if head.cost <= credits[name])
+        payer = _pay_in_rounds(heads, credits, quanta)
         return self._turn(payer, ring, heads, credits)
 
     # -- changes ---------------------------------------------------------------------------
@@ -413,3 +407,16 @@ def score(queue_policy: str, arrival: float, priority: int, uncached_tokens: int
     if queue_policy == "wspt":
         return (1.0 + jump) / max(1, uncached_tokens)
     return jump + arrival if queue_policy == "lcfs" else jump - arrival
+
+
+def _pay_in_rounds(
+    heads: Mapping[str, QueueEntry], credits: dict[str, int], quanta: Mapping[str, int]
+) -> str:
+    """Give the classes as many whole rounds of credit as the first one needs that can pay for its
+    head then; returns its name. None of them can pay after one round."""
+    rounds = min(
+        -(-(head.cost - credits[name]) // quanta.get(name, 1)) for name, head in heads.items()
+    )
+    for name in heads:
+        credits[name] += rounds * quanta.get(name, 1)
+    return next(name for name, head in heads.items() if head.cost <= credits[name])

@@ -93,7 +93,7 @@ def select(
     bound = None
     if context.request.session is not None and view.sessions is not None and mask:
         bound = _bound_worker(view, context, rejected)
-        if bound is not None and bound.excluded is None and not compares_sessions(view):
+        if bound is not None:
             mask = _within_bound(view, bound, funnel, rejected, mask)
     if detail or not mask:
         limit = None if detail else MAX_REFUSAL_REASONS
@@ -108,14 +108,8 @@ def select(
     if len(candidates.slots) >= _ORDERED_FROM and profile.mode == "kv" and not given["temperature"]:
         choice = _from_order(view, context, candidates, mask, inputs, parameters, sample)
     if choice is None:
-        turn = 0 if profile.mode == "kv" else _turn(view, context)
-        terms = profile.scorer(inputs, parameters, candidates, turn)
-        costs = total_costs(terms, inputs.multipliers, len(candidates.slots), inputs.following)
-        narrowed = {} if profile.among == "all" else _among(view, candidates, inputs, sample)
-        given |= narrowed
-        workers = candidates.workers
-        winner = choose(costs, given["temperature"], sample, workers=workers, **narrowed)
-        choice = terms, costs, winner
+        given |= {} if profile.among == "all" else _among(view, candidates, inputs, sample)
+        choice = _from_scorer(view, context, candidates, inputs, given)
     if view.transfer is not None and _transfer_uncounted(context, inputs):
         given["notes"] = (*context.request.notes, SIZE_UNKNOWN)
     return Decision(
@@ -177,7 +171,10 @@ def _within_bound(
     rejected: list[tuple[Filter, int]],
     mask: int,
 ) -> int:
-    """The slot that the request's session is bound to, which is a step of the funnel."""
+    """The slot that the request's session is bound to, which is a step of the funnel; ``mask``
+    where the session does not decide alone."""
+    if bound.excluded is not None or compares_sessions(view):
+        return mask
     slot = view.registry.slot(*bound.ref)
     left = mask if slot is None else 1 << slot
     rejected.append((BoundFilter(bound), mask & ~left))
@@ -215,6 +212,23 @@ def _apply_filters(
 _Choice = tuple[tuple[TermColumn, ...], Sequence[float], int]
 
 
+def _from_scorer(
+    view: RoutingView,
+    context: SelectionContext,
+    candidates: CandidateSet,
+    inputs: CostInputs,
+    given: Mapping[str, Any],
+) -> _Choice:
+    """Terms, costs and the winner, computed for all candidates."""
+    profile = view.profile
+    turn = 0 if profile.mode == "kv" else _turn(view, context)
+    terms = profile.scorer(inputs, given["parameters"], candidates, turn)
+    costs = total_costs(terms, inputs.multipliers, len(candidates.slots), inputs.following)
+    narrowed = given.get("pair"), given.get("budget")
+    winner = choose(costs, given["temperature"], given["sample"], *narrowed, candidates.workers)
+    return terms, costs, winner
+
+
 def _from_order(
     view: RoutingView,
     context: SelectionContext,
@@ -240,17 +254,7 @@ def _from_order(
     # One rank of each group: the others cost the same.
     position = partial(bisect_left, slots)
     positions = [position((group & -group).bit_length() - 1) for group in groups.slots]
-    some = CostInputs(
-        inputs.isl_tokens,
-        inputs.block_size,
-        inputs.prompt_blocks,
-        groups.overlap,
-        [inputs.prefill_tokens[i] for i in positions],
-        [inputs.active_blocks[i] for i in positions],
-        None if inputs.shared_blocks is None else groups.shared,
-        (),
-    )
-    terms = kv_terms(some, parameters)
+    terms = kv_terms(_inputs_of_groups(inputs, groups, positions), parameters)
     if any(term.name not in _KNOWN_TERMS for term in terms):
         return None
     costs = total_costs(terms, None, len(positions))
@@ -263,6 +267,20 @@ def _from_order(
             group_of[at] = next(n for n, g in enumerate(groups.slots) if g >> slots[at] & 1)
     lazy, all_costs = _lazily(inputs, parameters, terms, costs, group_of, len(slots))
     return lazy, LazyColumn(*all_costs, (winner, runner_up)), winner
+
+
+def _inputs_of_groups(inputs: CostInputs, groups: _Groups, positions: Sequence[int]) -> CostInputs:
+    """The inputs of one rank of each group, which are at ``positions``."""
+    return CostInputs(
+        inputs.isl_tokens,
+        inputs.block_size,
+        inputs.prompt_blocks,
+        groups.overlap,
+        [inputs.prefill_tokens[i] for i in positions],
+        [inputs.active_blocks[i] for i in positions],
+        None if inputs.shared_blocks is None else groups.shared,
+        (),
+    )
 
 
 def _follows_order(
@@ -297,22 +315,14 @@ def _groups(
     parameters: CostParameters,
 ) -> _Groups | None:
     """The groups of ranks that can win; None where they are too many to be less work."""
-    per_token, most = 0.0, len(slots) // 3
-    if parameters.track_prefill_tokens:
-        per_token = parameters.prefill_load_scale / inputs.block_size
-    per_block = 1.0 if parameters.track_active_blocks else 0.0
-    load = view.load
+    per_token, per_block = _weights_of_load(inputs, parameters)
+    load, most = view.load, len(slots) // 3
     order = load.orders.order(mask, per_token, per_block, load.prefill_tokens, load.decode_blocks)
     if order is None:
         return None
     cached = levels_of(inputs.overlap_blocks, slots)
     held = () if inputs.shared_blocks is None else levels_of(inputs.shared_blocks, slots)
-    # A credit above the prompt would cut the cost off at 0, whatever the load.
-    cut_off = bool(cached) and (
-        not parameters.track_prefill_tokens
-        or parameters.overlap_score_credit > 1
-        or max(cached)[0] * inputs.block_size > inputs.isl_tokens
-    )
+    cut_off = bool(cached) and _cuts_off(inputs, parameters, max(cached)[0])
     rest = inputs.isl_tokens * per_token + inputs.prompt_blocks * per_block
     groups = _Groups([], [], [])
     scored = 0
@@ -329,6 +339,25 @@ def _groups(
         groups.overlap += [overlap] * len(cheapest)
         groups.shared += [depth] * len(cheapest)
     return None if len(groups.slots) > most else groups
+
+
+def _weights_of_load(inputs: CostInputs, parameters: CostParameters) -> tuple[float, float]:
+    """What a token that waits to be computed costs, and an active block."""
+    per_token = parameters.prefill_load_scale / inputs.block_size
+    return (
+        per_token if parameters.track_prefill_tokens else 0.0,
+        1.0 if parameters.track_active_blocks else 0.0,
+    )
+
+
+def _cuts_off(inputs: CostInputs, parameters: CostParameters, deepest: int) -> bool:
+    """Whether the credit of ``deepest`` cached blocks may be above the prompt: it would cut the
+    cost off at 0, whatever the load."""
+    return (
+        not parameters.track_prefill_tokens
+        or parameters.overlap_score_credit > 1
+        or deepest * inputs.block_size > inputs.isl_tokens
+    )
 
 
 def _cheapest(groups: Sequence[int], costs: Sequence[float], sample: float) -> tuple[int, int]:

@@ -165,11 +165,11 @@ def _unbeaten(
 
 
 def _same_plans(
-    question: Question, settings: Mapping[str, Sequence[Any]], unknowns: Iterable[Unknown]
+    question: Question, settings: Mapping[str, Sequence[Any]], unknowns: Sequence[Unknown]
 ) -> bool:
     """Whether every combination of settings gives the same plan, tried one by one: what
     conditional disaggregation decides follows from candidates that the plan does not show."""
-    if any(unknown.overlap or unknown.load != "known" for unknown in unknowns):
+    if _load_varies(unknowns) or any(unknown.overlap for unknown in unknowns):
         return False
     ends: Sequence[dict[str, Any]] = (
         ({}, *_BYPASS_ENDS) if settings.get(_SKIPPING, [False])[-1] else ({},)
@@ -273,14 +273,13 @@ def _difference(before: RoutingPlan, after: RoutingPlan) -> Consequence | None:
         was, now = _possible(old), _possible(new)
         if was == now:
             continue
-        stage = (new or old or before.final).stage
         if new is None or not now:
-            return Consequence(stage, None)
-        others = {ref: chance for ref, chance in now.items() if ref not in was}
-        best = max(others or now, key=lambda ref: now[ref])
+            return Consequence((new or old or before.final).stage, None)
+        best = max([ref for ref in now if ref not in was] or now, key=now.__getitem__)
         worker = new.workers[list(new.refs).index(best)].name
-        share = now.get(old.ref, 0.0) if old is not None and old.ref is not None else 0.0
-        return Consequence(stage, worker, share if len(now) > 1 else None)
+        left = None if old is None else old.ref
+        share = 0.0 if left is None else now.get(left, 0.0)
+        return Consequence(new.stage, worker, share if len(now) > 1 else None)
     return None
 
 
@@ -338,14 +337,22 @@ def _other_verdict(plan: RoutingPlan, unknowns: Sequence[Unknown]) -> Consequenc
     """Whether conditional disaggregation may decide otherwise with other loads or caches."""
     if plan.bypass is None or plan.bypass.decode is None:
         return None
-    if any(unknown.overlap or unknown.load != "known" for unknown in unknowns):
+    if _load_varies(unknowns) or any(unknown.overlap for unknown in unknowns):
         return Consequence(plan.final.stage, None)
     return None
 
 
+def _load_varies(unknowns: Iterable[Unknown]) -> bool:
+    return any(unknown.load != "known" for unknown in unknowns)
+
+
+def _turn_varies(unknowns: Iterable[Unknown]) -> bool:
+    return any(unknown.turn for unknown in unknowns)
+
+
 def _undrawn(decision: Decision, unknowns: Sequence[Unknown]) -> int | None:
     """A candidate that no draw can choose, and other running requests could; None if none is."""
-    if all(unknown.load == "known" for unknown in unknowns):
+    if not _load_varies(unknowns):
         return None
     chances = decision.probabilities()
     return next((i for i, chance in enumerate(chances) if chance == 0), None)
@@ -366,22 +373,17 @@ def _challenger(decision: Decision, unknowns: Sequence[Unknown]) -> int | None:
     winners = _possible_winners(decision, decision.winner)
     others = [position for position in decision.group if position not in winners]
     if decision.mode == "round-robin":
-        return others[0] if any(unknown.turn for unknown in unknowns) else None
+        return others[0] if _turn_varies(unknowns) else None
     budget = decision.budget
-    if (
-        budget is not None
-        and budget.has_both_classes
-        and any(unknown.load != "known" for unknown in unknowns)
-    ):
+    if budget is not None and budget.has_both_classes and _load_varies(unknowns):
         # Any load of a candidate can make the other device class the next one.
-        inside = set(decision.group)
-        return next(i for i in range(len(decision.costs)) if i not in inside)
+        return min(set(range(len(decision.costs))).difference(decision.group))
     costs = _costs_against(decision, inputs, winners, unknowns)
     if not others or costs is None:
         return None
     dearest, cheapest = costs
-    nearest = min(others, key=lambda position: cheapest[position])
-    return nearest if cheapest[nearest] <= min(dearest[winner] for winner in winners) else None
+    nearest = min(others, key=cheapest.__getitem__)
+    return nearest if cheapest[nearest] <= min(map(dearest.__getitem__, winners)) else None
 
 
 def _possible_winners(decision: Decision, winner: int) -> Set[int]:
@@ -414,7 +416,7 @@ def _against(
 ) -> CostInputs:
     """The inputs at the ends of their ranges that speak against the winners."""
     columns = _Columns(inputs, decision.parameters)
-    if any(unknown.load != "known" for unknown in unknowns):
+    if _load_varies(unknowns):
         columns.load_next_hop(winners)
     for unknown in unknowns:
         for position, ref in enumerate(decision.refs):
