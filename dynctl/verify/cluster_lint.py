@@ -5,10 +5,10 @@ The graphs come from the files; nodes, Grove topologies and resource definitions
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from dynctl.base.json_fields import mapping
 from dynctl.findings.catalogue import catalogue
@@ -132,29 +132,43 @@ def _pinned_values_exist(facts: LintWithCluster) -> Outcome:
     cluster = facts.planned.cluster
     if cluster is not None and isinstance(cluster.nodes, Unread):
         return Skipped(f"nodes: {cluster.nodes.why}", unread=True)
-    nodes = facts.planned.nodes.values()
-    wrong, pinned = [], 0
-    for graph in facts.planned.graphs:
-        key = graph.graph and policy_label_key(graph.graph, facts.planned.topologies)
-        if graph.graph is None or not key:
-            continue
-        there = {node.labels[key] for node in nodes if key in node.labels}
-        for component in graph.graph.workers:
-            values = component.domains(key)
-            pinned += values is not None
-            if values is not None and not values & there:
-                wrong.append(
-                    found(
-                        subject_of(graph.graph),
-                        component=component.name,
-                        key=key,
-                        values=", ".join(sorted(values)) or "(no value)",
-                        there=", ".join(sorted(there)[:10]) or "none",
-                    )
-                )
-    if not pinned:
+    pins = [pin for graph in facts.planned.graphs for pin in _pins(facts, graph)]
+    wrong = [
+        found(
+            pin.subject,
+            component=pin.component,
+            key=pin.key,
+            values=", ".join(sorted(pin.values)) or "(no value)",
+            there=", ".join(sorted(pin.there)[:10]) or "none",
+        )
+        for pin in pins
+        if not pin.values & pin.there
+    ]
+    if not pins:
         return Skipped("no worker component is pinned by the topology label")
-    return outcome(wrong, summary=f"{pinned} worker components are pinned")
+    return outcome(wrong, summary=f"{len(pins)} worker components are pinned")
+
+
+class _Pin(NamedTuple):
+    """A component that requires ``values`` of a node label, and the values that are ``there``."""
+
+    subject: str
+    component: str
+    key: str
+    values: Set[str]
+    there: Set[str]
+
+
+def _pins(facts: LintWithCluster, verified: VerifiedGraph) -> Iterator[_Pin]:
+    graph = verified.graph
+    key = policy_label_key(graph, facts.planned.topologies) if graph is not None else None
+    if graph is None or not key:
+        return
+    there = {node.labels[key] for node in facts.planned.nodes.values() if key in node.labels}
+    for component in graph.workers:
+        values = component.domains(key)
+        if values is not None:
+            yield _Pin(subject_of(graph), component.name, key, values, there)
 
 
 CLUSTER_CHECKS: Final[Sequence[Check[LintWithCluster]]] = sorted(

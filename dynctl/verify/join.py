@@ -121,19 +121,21 @@ def join(facts: VerifyFacts) -> JoinedFacts:
     index.claim((read.get(name), pods[name]) for name in names)
     ids = {name: {card_id for _, card_id in index.cards_of(pods[name])} for name in names}
     index.routers = routers = tuple(_with_graph(router, ids) for router in facts.routers)
-    graphs = tuple(
-        index.graph(name, read.get(name), pods[name])
-        for name in names
-        if not cluster.wanted or name.rpartition("/")[2] in cluster.wanted
-    )
+    if cluster.wanted:
+        names = [name for name in names if name.rpartition("/")[2] in cluster.wanted]
+    graphs = tuple(index.graph(name, read.get(name), pods[name]) for name in names)
     claimed = index.cards_of(_known_items(cluster.pods))
     # With named graphs the pods of other graphs were not read: their workers are not loose.
     rest = [] if cluster.wanted else _cards(deployments, claimed)
-    podless = Link(unknown="registered by no known pod")
-    if isinstance(cluster.pods, Unread):
-        podless = Link.of_unread(cluster.pods)
-    loose = _loose_workers(rest, routers, podless)
+    loose = _loose_workers(rest, routers, _podless(cluster))
     return JoinedFacts(facts, graphs, loose, topologies, nodes, deployments, routers)
+
+
+def _podless(cluster: ClusterFacts) -> Link:
+    """The pod of a worker that no pod has registered."""
+    if isinstance(cluster.pods, Unread):
+        return Link.of_unread(cluster.pods)
+    return Link(unknown="registered by no known pod")
 
 
 def _pods_by_graph(cluster: ClusterFacts) -> defaultdict[str, list[Pod]]:

@@ -7,7 +7,7 @@ the first fault: later checks skip the worker and name that code.
 from __future__ import annotations
 
 from dynctl.health.facts import Unread
-from dynctl.verify.chain import LinkName, WorkerChain
+from dynctl.verify.chain import Link, LinkName, WorkerChain
 from dynctl.verify.facts import StartLog
 from dynctl.verify.join import JoinedFacts
 from dynctl.verify.needs import key_of, pod_of
@@ -20,6 +20,8 @@ from dynctl.verify.pod_spec import (
     is_untouched,
     shows_domain,
 )
+from dynctl.verify.policy import Policy
+from dynctl.wire.kubernetes.objects import Pod
 
 
 def log_of(joined: JoinedFacts, worker: WorkerChain) -> StartLog | Unread | None:
@@ -49,10 +51,7 @@ def held_up_by(worker: WorkerChain) -> str:
     if policy is None or worker.chain is None:
         return ""
     if worker.chain[LinkName.LABEL].value is None and pod.node:
-        if any(True for _ in annotation_differences(pod, policy)):
-            return "DYT0402"
-        node = worker.chain[LinkName.NODE]
-        return "DYT0205" if node.known and node.value is None else "DYT0403"
+        return _why_no_label(pod, policy, worker.chain[LinkName.NODE])
     main = engine(pod)
     if main is None:
         return "DYT0119"
@@ -62,6 +61,12 @@ def held_up_by(worker: WorkerChain) -> str:
         return "DYT0501, DYT0502"
     file = worker.chain[LinkName.FILE]
     return "DYT0503" if file.known and file.value is None else ""
+
+
+def _why_no_label(pod: Pod, policy: Policy, node: Link) -> str:
+    if any(True for _ in annotation_differences(pod, policy)):
+        return "DYT0402"
+    return "DYT0205" if node.known and node.value is None else "DYT0403"
 
 
 def wrong_pod_spec(worker: WorkerChain, *variables: str) -> str:

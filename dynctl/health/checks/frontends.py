@@ -113,14 +113,10 @@ def _kv_mode(facts: CheckFacts) -> Outcome:
         elif not metrics.kv_routing:
             findings.append(found(frontend.url, mode="other than kv"))
     for frontend in facts.frontends:
-        if frontend.kind != "dynctl":
-            continue
-        if frontend.mode is None:
-            unread.append(f"{frontend.url} does not report its settings")
-        elif frontend.mode != "kv":
+        if frontend.kind == "dynctl" and frontend.mode not in (None, "kv"):
             findings.append(found(frontend.url, mode=frontend.mode))
-        elif isinstance(frontend.conditions, Unread):
-            unread.append(f"whether {frontend.url} finds cached blocks: {frontend.conditions.why}")
+        elif frontend.kind == "dynctl":
+            unread += _unread_mode(frontend)
     blind = [text for frontend in facts.frontends for text in _why_blind(frontend)]
     if blind and not findings and not unread:
         # The conditions themselves are findings of the fleet.
@@ -195,6 +191,15 @@ def _models_are_ready(facts: CheckFacts) -> Outcome:
     return outcome(findings, unread, ", ".join(sorted(ready)))
 
 
+def _unread_mode(frontend: FrontendFacts) -> list[str]:
+    """Why it is unknown whether a dynctl frontend in mode kv finds cached blocks."""
+    if frontend.mode is None:
+        return [f"{frontend.url} does not report its settings"]
+    if isinstance(frontend.conditions, Unread):
+        return [f"whether {frontend.url} finds cached blocks: {frontend.conditions.why}"]
+    return []
+
+
 def _uses_all(facts: CheckFacts) -> Outcome:
     registered = Counter(
         (item.card.endpoint.namespace, item.worker.model, item.worker.role.value)
@@ -203,11 +208,9 @@ def _uses_all(facts: CheckFacts) -> Outcome:
     findings, unread = [], unanswered_frontends(facts)
     compared = 0
     spaces = {frontend.space for frontend in facts.frontends}
-    unread += [
-        f"no frontend of Dynamo namespace {namespace} was queried"
-        for namespace in sorted({namespace for namespace, _, _ in registered})
-        if not any(_reads_namespace(frontend, namespace, spaces) for frontend in facts.frontends)
-    ]
+    for name in sorted({namespace for namespace, _, _ in registered}):
+        if not any(_reads_namespace(frontend, name, spaces) for frontend in facts.frontends):
+            unread.append(f"no frontend of Dynamo namespace {name} was queried")
     for frontend in facts.frontends:
         for (namespace, model, role), total in sorted(registered.items()):
             if not _reads_namespace(frontend, namespace, spaces):
@@ -252,14 +255,7 @@ def _thresholds_have_effect(facts: CheckFacts) -> Outcome:
             continue
         for model, values in frontend.thresholds.items():
             limits += sum(value is not None for value in values.values())
-            for name, lacks, effect, without in _FRACTIONS:
-                limit = values.get(name)
-                if limit is None:
-                    continue
-                who = _without_limit(facts, frontend, model, lacks, without)
-                if who is not None:
-                    texts = {"limit": f"{limit:g}", "who": who, "lacks": lacks, "effect": effect}
-                    findings.append(found(frontend.url, model=model, name=name, **texts))
+            findings += _fractions_of_nothing(facts, frontend, model, values)
     if not limits and not unread:
         return Skipped("no threshold is set: no worker is ever busy")
     return outcome(findings, unread, f"{count(limits, 'threshold')} set")
@@ -275,6 +271,20 @@ _FRACTIONS: Final = (
     ),
 )
 """(threshold, the limit that it is a fraction of, the effect without that limit, exempt role)."""
+
+
+def _fractions_of_nothing(
+    facts: CheckFacts, frontend: FrontendFacts, model: str, values: Thresholds
+) -> Iterator[Found]:
+    """The thresholds of a model that are fractions of a limit that its workers do not have."""
+    for name, lacks, effect, without in _FRACTIONS:
+        limit = values.get(name)
+        if limit is None:
+            continue
+        who = _without_limit(facts, frontend, model, lacks, without)
+        if who is not None:
+            texts = {"limit": f"{limit:g}", "who": who, "lacks": lacks, "effect": effect}
+            yield found(frontend.url, model=model, name=name, **texts)
 
 
 def _without_limit(
@@ -298,11 +308,7 @@ def _block_size(facts: CheckFacts) -> Outcome:
     for frontend, metrics in measured:
         for model, known in metrics.models.items():
             size = known.kv_cache_block_size
-            theirs = {
-                item.worker.block_size
-                for item in deployment_of(facts).workers
-                if item.worker.model == model
-            }
+            theirs = _registered_block_sizes(facts, model)
             if size is None or not theirs or known.ready is None:
                 continue
             compared.add(size)
@@ -313,6 +319,11 @@ def _block_size(facts: CheckFacts) -> Outcome:
     if not findings and not unread and not compared:
         return Skipped("no frontend reports its block size")
     return outcome(findings, unread, ", ".join(f"{size} tokens" for size in sorted(compared)))
+
+
+def _registered_block_sizes(facts: CheckFacts, model: str) -> set[int]:
+    workers = (item.worker for item in deployment_of(facts).workers)
+    return {worker.block_size for worker in workers if worker.model == model}
 
 
 # -- replicas compared --------------------------------------------------------------------

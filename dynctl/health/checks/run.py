@@ -34,26 +34,36 @@ NOT_CHECKED: Final[tuple[str, ...]] = (
 
 def judge(facts: CheckFacts, suppressed: Suppressions = NOTHING) -> Report:
     """The report on the facts, without suppressed findings."""
-    sources = [facts.planes.title] if facts.planes is not None else []
-    if facts.planes is not None and facts.planes.unreachable is None:
-        sources[0] += f", Dynamo namespace {facts.planes.namespace or '*'}"
-    sources += [frontend.url for frontend in facts.frontends]
     left_out = _left_out(facts)
-    sections = [(name, checks) for name, checks in SECTIONS if name not in left_out]
+    return run(
+        [(name, checks) for name, checks in SECTIONS if name not in left_out],
+        facts,
+        all_codes(),
+        sources=_sources(facts),
+        suppressed=suppressed,
+        not_checked=_not_checked(facts, left_out),
+    )
+
+
+def _sources(facts: CheckFacts) -> list[str]:
+    """What was read: the planes and the frontends."""
+    sources = [frontend.url for frontend in facts.frontends]
+    if facts.planes is None:
+        return sources
+    planes = facts.planes.title
+    if facts.planes.unreachable is None:
+        planes += f", Dynamo namespace {facts.planes.namespace or '*'}"
+    return [planes, *sources]
+
+
+def _not_checked(facts: CheckFacts, left_out: frozenset[str]) -> tuple[str, ...]:
     # A dynctl frontend probes its engines.
-    others = [frontend for frontend in facts.frontends if frontend.kind != "dynctl"]
+    others = any(frontend.kind != "dynctl" for frontend in facts.frontends)
     probed = facts.planes is None and not others
     not_checked = tuple(part for part in NOT_CHECKED if part != ENGINES or not probed)
     if left_out & DYNAMO_SECTIONS and others:
         not_checked += ("a Dynamo's planes (specify --discovery)",)
-    return run(
-        sections,
-        facts,
-        all_codes(),
-        sources=sources,
-        suppressed=suppressed,
-        not_checked=not_checked,
-    )
+    return not_checked
 
 
 def _left_out(facts: CheckFacts) -> frozenset[str]:

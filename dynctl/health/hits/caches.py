@@ -7,7 +7,7 @@ with as many blocks as its whole fleet.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
@@ -28,6 +28,7 @@ from router_core import (
     PrefillDone,
     Role,
     Router,
+    WindowStored,
     Worker,
     WorkerLost,
     sequence_hashes,
@@ -165,12 +166,7 @@ class Caches:
         """Apply a change to the router of ``source``, and note what happens to blocks."""
         router = source.router
         if router is None:
-            start = source.start
-            router = source.router = Router(
-                source.config,
-                exact_reuse=start is not None and start.exact_reuse,
-                learns=start is not None and start.learns,
-            )
+            router = source.router = _new_router(source)
         change, at = record.change, record.at
         match change:
             case KvEvent():
@@ -220,28 +216,29 @@ class Caches:
             # They are those of recorded prompts under other hashes.
             router.apply(change, at)
             rank.stored = True
-        elif isinstance(event, BlocksRemoved) and event.tier == DEVICE:
-            blocks = [router.index.sequence_of(slot, name) for name in event.block_hashes]
+        elif isinstance(event, WindowStored) or event.tier not in (DEVICE, *TIERS):
             router.apply(change, at)
-            left = [router.index.sequence_of(slot, name) for name in event.block_hashes]
-            self._device_removed(rank, blocks, left, at)
-        elif isinstance(event, BlocksStored) and event.tier == DEVICE:
-            router.apply(change, at)
-            self._device_stored(router, slot, rank, event, at)
-        elif isinstance(event, (BlocksStored, BlocksRemoved)) and event.tier in TIERS:
+        elif event.tier != DEVICE:
             if rank.lower is not None and not router.tiers.mask >> slot & 1:
                 rank.lower.clear()  # the router dropped what it knew of the rank
             applied = router.apply(change, at)
             if applied.ok and router.index.is_main(slot, event.group):
                 self._lower_changed(router, slot, rank, event)
+        elif isinstance(event, BlocksRemoved):
+            before = [router.index.sequence_of(slot, name) for name in event.block_hashes]
+            router.apply(change, at)
+            after = [router.index.sequence_of(slot, name) for name in event.block_hashes]
+            self._device_removed(rank, zip(before, after, strict=True), at)
         else:
             router.apply(change, at)
+            self._device_stored(router, slot, rank, event, at)
 
     def _device_removed(
-        self, rank: Rank, before: Sequence[int | None], after: Sequence[int | None], at: float
+        self, rank: Rank, blocks: Iterable[tuple[int | None, int | None]], at: float
     ) -> None:
-        """A rank removed blocks from its device; where a copy is left, ``after`` still has it."""
-        for block, left in zip(before, after, strict=True):
+        """A rank removed blocks from its device: pairs of what it had and what it has still, where
+        a copy is left."""
+        for block, left in blocks:
             fate = None if block is None else self.fates.get(block)
             if fate is not None and left is None:
                 fate.note_removal(at, rank)
@@ -306,19 +303,11 @@ class Caches:
         ``known``: the engine's names of the rank's other blocks; it gets those of the tier.
         """
         places = {name: (parent, local) for parent, local, name in rows}
-        visited: set[int] = set()
-        for name in places:
-            chain: list[int] = []
-            at: int | None = name
-            while at is not None and at in places and at not in known and at not in visited:
-                visited.add(at)
-                chain.append(at)
-                at = places[at][0]
-            for block in reversed(chain):
-                parent, local = places[block]
-                if parent is None or parent in known:
-                    above = None if parent is None else known[parent]
-                    known[block] = sequence_hashes((local,), above)[0]
+        for name in _parents_first({name: parent for name, (parent, _) in places.items()}):
+            parent, local = places[name]
+            if name not in known and (parent is None or parent in known):
+                above = None if parent is None else known[parent]
+                known[name] = sequence_hashes((local,), above)[0]
         names = [name for name in places if name in known]
         if len(names) < len(places):
             self.left_out["events of lower tiers whose blocks before are unknown"] += 1
@@ -353,11 +342,9 @@ class Caches:
             if gap.rank is rank and gap.stored_at is None:
                 gap.stored_at = at
         fate.waiting = None
-        if fate.content:
-            return
-        if parent is None:
+        if not fate.content and parent is None:
             fate.content = _FIRST
-        elif above is not None and above.content:
+        elif not fate.content and above is not None and above.content:
             fate.content = sequence_hashes((local,), above.content)[0]
             self._note_twin(fate, block, at)
 
@@ -398,12 +385,9 @@ class Caches:
         if caches.version == version:
             return
         caches.version = version
-        total: int | None = None
-        if router is not None and mask and source.gives("workers"):
-            workers = [router.registry.worker(slot) for slot in slots_of(mask)]
-            counts = [_blocks_of_rank(source, worker, size) or 0 for worker in workers]
-            if all(counts):
-                total = sum(counts) + caches.lower
+        total = _blocks_of_fleet(source, mask, size)
+        if total is not None:
+            total += caches.lower
         caches.blocks = total
         caches.cache.resize(min(self.bounds.shared, total or self.bounds.shared))
 
@@ -424,12 +408,41 @@ class Caches:
         return fate
 
 
+def _new_router(source: Source) -> Router:
+    start = source.start
+    if start is None:
+        return Router(source.config)
+    return Router(source.config, exact_reuse=start.exact_reuse, learns=start.learns)
+
+
 def _blocks_of_rank(source: Source, worker: Worker, size: int) -> int | None:
     """The KV blocks of one rank, in blocks of ``size`` tokens; None where it declares none."""
     blocks = worker.runtime_config.total_kv_blocks
     if not blocks or not source.misses_blocks_of(worker):
         return blocks
     return blocks * worker.block_size // size
+
+
+def _blocks_of_fleet(source: Source, mask: int, size: int) -> int | None:
+    """The KV blocks of the ranks in ``mask`` together; None where one does not declare them."""
+    if source.router is None or not mask or not source.gives("workers"):
+        return None
+    workers = [source.router.registry.worker(slot) for slot in slots_of(mask)]
+    counts = [_blocks_of_rank(source, worker, size) or 0 for worker in workers]
+    return sum(counts) if all(counts) else None
+
+
+def _parents_first(parents: Mapping[int, int | None]) -> Iterator[int]:
+    """The names of blocks, each after its parent where that is one of them."""
+    visited: set[int] = set()
+    for name in parents:
+        chain: list[int] = []
+        at: int | None = name
+        while at is not None and at in parents and at not in visited:
+            visited.add(at)
+            chain.append(at)
+            at = parents[at]
+        yield from reversed(chain)
 
 
 def _computes_prompts(router: Router, slot: int) -> bool:

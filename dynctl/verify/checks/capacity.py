@@ -459,8 +459,7 @@ def _router_subject(router: str) -> str:
 
 def _crossing(answer: ProbeAnswer, items: _Items) -> tuple[str, str]:
     """How a request crossed domains, or empty; and why that is unknown, or empty."""
-    policies = [worker.policy for worker, _ in items.values() if worker.policy is not None]
-    if not any(policy.required for policy in policies):
+    if not any(worker.policy and worker.policy.required for worker, _ in items.values()):
         return "", ""
     if answer.prefill is None or answer.decode is None:
         return "", "the response does not name the workers that served it"

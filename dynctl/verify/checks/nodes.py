@@ -401,12 +401,10 @@ def _levels_nest(joined: JoinedFacts) -> Outcome:
     unordered: list[str] = []
     skipped = topologies_read(joined) if _by_grove(joined) else None
     for topology in _named_topologies(joined):
-        if misordered([level.domain for level in topology.levels]) is not None:
+        if misordered([level.domain for level in topology.levels]) is None:
+            hierarchies.append(_of_topology(joined, topology))
+        else:
             unordered.append(topology.manifest.name)
-            continue
-        levels = [(each.domain, each.key) for each in topology.levels if each.domain and each.key]
-        nodes = list(joined.nodes.values())
-        hierarchies.append(_Hierarchy(subject_of(topology), levels, nodes))
     wrong = [finding for hierarchy in hierarchies for finding in _values_across(hierarchy)]
     if wrong or skipped is not None:
         return outcome(wrong, [] if skipped is None else [skipped.reason])
@@ -415,6 +413,11 @@ def _levels_nest(joined: JoinedFacts) -> Outcome:
     if not any(map(_is_comparable, hierarchies)):
         return Skipped("no node has the labels of a broader level")
     return outcome(())
+
+
+def _of_topology(joined: JoinedFacts, topology: ClusterTopology) -> _Hierarchy:
+    levels = [(level.domain, level.key) for level in topology.levels if level.domain and level.key]
+    return _Hierarchy(subject_of(topology), levels, list(joined.nodes.values()))
 
 
 def _values_across(hierarchy: _Hierarchy) -> Iterator[Found]:
@@ -444,13 +447,17 @@ _ZONE: Final = ("zone", "topology.kubernetes.io/zone")
 def _of_label_keys(joined: JoinedFacts) -> Iterator[_Hierarchy]:
     """The labels of policies that name no topology, below the labels that Kubernetes defines."""
     for key, uses in _by_key(joined).items():
-        mine = [use for use in uses if use.graph.policy and use.graph.policy.label_key]
-        domain = next((use.graph.policy.domain for use in mine if use.graph.policy), "")
+        mine = [
+            (use, use.graph.policy.domain)
+            for use in uses
+            if use.graph.policy and use.graph.policy.label_key
+        ]
+        domain = mine[0][1] if mine else ""
         broader = _broader_levels(key, domain)
         nodes = [
             node
             for name, node in joined.nodes.items()
-            if any(name in use.hosts or use.may_start(node) for use in mine)
+            if any(name in use.hosts or use.may_start(node) for use, _ in mine)
         ]
         if broader and nodes:
             yield _Hierarchy(f"Label {key}", [*broader, (domain, key)], nodes)

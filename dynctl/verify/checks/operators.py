@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -185,18 +185,23 @@ def _one_operator(joined: JoinedFacts) -> Outcome:
     unclear: list[str] = []
     for namespace in _namespaces(joined, governed_only=False):
         mine = watching(running, [namespace])
-        restricted = [operator for operator in mine if scope(operator).namespace]
-        # Operators of the whole cluster leave a namespace to one that is restricted to it.
-        rivals = restricted or [operator for operator in mine if scope(operator).known]
+        rivals = _rivals(mine)
         if len(rivals) > 1:
             names = some(f"{operator.name}.{operator.namespace}" for operator in rivals)
             wrong.append(found(f"Namespace {namespace}", operators=names))
-        elif len(mine) > 1 and not restricted:
+        elif len(mine) > 1 and not any(scope(operator).namespace for operator in rivals):
             unclear += [subject(operator) for operator in mine if not scope(operator).known]
     if unclear and not wrong:
         names = some(dict.fromkeys(unclear))
         return Skipped(f"{names}: its namespaces are in an unread configuration file")
     return outcome(wrong)
+
+
+def _rivals(operators: Sequence[Workload]) -> list[Workload]:
+    """The operators that certainly work on a namespace, of those that may watch it."""
+    restricted = [operator for operator in operators if scope(operator).namespace]
+    # Operators of the whole cluster leave a namespace to one that is restricted to it.
+    return restricted or [operator for operator in operators if scope(operator).known]
 
 
 def _supports_policy(joined: JoinedFacts) -> Outcome:
@@ -249,20 +254,19 @@ def _denied_permissions(
     joined: JoinedFacts, reviewed: Account, operator: KubeDeployment, unread: list[str]
 ) -> Iterator[Found]:
     answers = _answers_by_namespace(reviewed)
-    topologies = [key for key in answers if key[:2] in _TOPOLOGIES]
-    # Grove has renamed the resource: one of the two names is enough.
-    may_read = [any(answers.pop(key).values()) for key in topologies]
-    if topologies and not any(may_read) and _has_grove_policy(joined):
-        yield _permission_finding(reviewed, *topologies[0])
+    topologies = {key: answers.pop(key) for key in list(answers) if key[:2] in _TOPOLOGIES}
+    if topologies and not _may_read_one(topologies.values()) and _has_grove_policy(joined):
+        yield _permission_finding(reviewed, *next(iter(topologies)))
     watched = scope(operator)
     for (group, resource, verb), spaces in sorted(answers.items()):
         inside = {space: may for space, may in spaces.items() if space and watched.may_watch(space)}
         denied = sorted(space for space, may in inside.items() if not may)
-        if spaces.get(None) is True or (inside and not denied):
+        if spaces.get(None) is True:
             continue
-        if denied:
-            where = f" in {some(denied)}"
-            yield _permission_finding(reviewed, group, resource, verb, where)
+        if inside:
+            if denied:
+                where = f" in {some(denied)}"
+                yield _permission_finding(reviewed, group, resource, verb, where)
         elif resource in _OF_THE_CLUSTER or watched == Scope():
             yield _permission_finding(reviewed, group, resource, verb)
         else:
@@ -270,6 +274,11 @@ def _denied_permissions(
                 f"{_account_subject(reviewed)}: permission to {verb} {resource} in its namespaces "
                 "is unknown"
             )
+
+
+def _may_read_one(answers: Iterable[Mapping[str | None, bool]]) -> bool:
+    """Grove has renamed the resource: one of the two names is enough."""
+    return any(any(by_namespace.values()) for by_namespace in answers)
 
 
 def _answers_by_namespace(
