@@ -17,6 +17,7 @@ import math
 import struct
 import zlib
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
@@ -545,42 +546,50 @@ _MOST_NOTES: Final = 20
 
 def recording_report(path: Path, *, skip_bad: bool = False) -> RecordingReport:
     """Read a whole file and count what it has. Raises as :func:`read_recording`."""
-    counts: dict[str, int] = {}
-    conditions: dict[str, int] = {}
+    counts: Counter[str] = Counter()
+    conditions: Counter[str] = Counter()
     notes: list[str] = []
     models: set[str] = set()
     start: Start | None = None
     first = last = 0.0
     for record in read_recording(path, skip_bad=skip_bad):
-        name = type(record.change if isinstance(record, Changed) else record).__name__
-        counts[name] = counts.get(name, 0) + 1
+        counts[type(record.change if isinstance(record, Changed) else record).__name__] += 1
         first, last = first or record.at, max(last, record.at)
-        if isinstance(record, Start):
-            start = start or record
-            models |= record.block_sizes.keys()
-        elif isinstance(record, Arrived):
-            models.add(record.model)
-        elif isinstance(record, Noted):
-            if record.kind == "began":
-                conditions[record.code] = conditions.get(record.code, 0) + 1
-            elif record.kind in _ABOUT_ITSELF and len(notes) < _MOST_NOTES:
+        match record:
+            case Start():
+                start = start or record
+                models |= record.block_sizes.keys()
+            case Arrived():
+                models.add(record.model)
+            case Noted(kind="began"):
+                conditions[record.code] += 1
+            case Noted() if record.kind in _ABOUT_ITSELF and len(notes) < _MOST_NOTES:
                 notes.append(record.text)
     if not last:
         notes.append("the file has no records" + (f": {notes.pop()}" if notes else ""))
-    return RecordingReport(
+    report = RecordingReport(
         file=str(path),
         bytes=path.stat().st_size,
-        source="unknown" if start is None else start.source,
-        router="" if start is None else start.router,
-        version="" if start is None else start.version,
+        source="unknown",
+        router="",
+        version="",
         first=first,
         last=last,
         records=dict(sorted(counts.items())),
         models=sorted(models),
-        states=counts.get("State", 0),
-        missing=sorted(set(KINDS) - (frozenset() if start is None else start.complete)),
-        conditions=conditions,
+        states=counts["State"],
+        missing=sorted(KINDS),
+        conditions=dict(conditions),
         notes=notes,
+    )
+    if start is None:
+        return report
+    return msgspec.structs.replace(
+        report,
+        source=start.source,
+        router=start.router,
+        version=start.version,
+        missing=sorted(set(KINDS) - start.complete),
     )
 
 
@@ -710,6 +719,13 @@ def _check_time(at: Any) -> None:
         raise ValueError(f"expected a time in wall-clock seconds, got {at!r:.40}")
 
 
+def _check_number(name: str, value: Any) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name}: expected a finite number, got {value}")
+    if type(value) is int and name not in _IDS and not _LEAST.get(name, 0) <= value <= _MOST:
+        raise ValueError(f"{name}: expected at most 2^53, not negative, got {value}")
+
+
 def _value(form: _Form, row: list[Any]) -> Any:
     """A change or an event; each field has the type that it is declared with."""
     kind = _TYPED.get(form.form)
@@ -717,10 +733,7 @@ def _value(form: _Form, row: list[Any]) -> Any:
         kind = _TYPED[form.form] = _array_type(form.form)
     values = list(msgspec.structs.astuple(msgspec.convert(row, kind)))
     for name, value in zip(form.names, values, strict=True):
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{name}: expected a finite number, got {value}")
-        if type(value) is int and name not in _IDS and not _LEAST.get(name, 0) <= value <= _MOST:
-            raise ValueError(f"{name}: expected at most 2^53, not negative, got {value}")
+        _check_number(name, value)
     for i in form.columns:
         column = values[i]
         if not isinstance(column, tuple):

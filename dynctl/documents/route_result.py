@@ -414,19 +414,7 @@ class RouteResult(msgspec.Struct, frozen=True):
 def waiting_text(queue: QueueRow) -> str:
     """That a request waits in the router queue, or waited: behind how many others, and why."""
     past = queue.waited_s is not None
-    why = []
-    if queue.all_busy:
-        limits = []
-        if queue.prefill_busy_threshold is not None:
-            limits.append(f"{queue.prefill_busy_threshold:,}")
-        if queue.prefill_busy_threshold_frac is not None:
-            limits.append(f"{queue.prefill_busy_threshold_frac:g} x max_num_batched_tokens")
-        which = "the eligible rank" if queue.ranks == 1 else f"all {queue.ranks:,} eligible ranks"
-        verb = "held" if past else "holds" if queue.ranks == 1 else "hold"
-        text = f"{which} {verb} more active prefill tokens than {' or '.join(limits)}"
-        if not past:
-            text += f" ({queue.nearest} has {queue.needs:,} too many)"
-        why.append(text)
+    why = [_all_busy_text(queue, past=past)] if queue.all_busy else []
     if queue.backlog:
         verb = "waited" if past else "waits" if queue.backlog == 1 else "wait"
         why.append(f"{queue.backlog:,} of its class {verb} already")
@@ -439,3 +427,15 @@ def waiting_text(queue: QueueRow) -> str:
         f"the request {verb} in the router queue, class {queue.policy_class}, {behind}: "
         + " and ".join(why or ["it was tried again"])
     )
+
+
+def _all_busy_text(queue: QueueRow, *, past: bool) -> str:
+    limits = []
+    if queue.prefill_busy_threshold is not None:
+        limits.append(f"{queue.prefill_busy_threshold:,}")
+    if queue.prefill_busy_threshold_frac is not None:
+        limits.append(f"{queue.prefill_busy_threshold_frac:g} x max_num_batched_tokens")
+    which = "the eligible rank" if queue.ranks == 1 else f"all {queue.ranks:,} eligible ranks"
+    verb = "held" if past else "holds" if queue.ranks == 1 else "hold"
+    text = f"{which} {verb} more active prefill tokens than {' or '.join(limits)}"
+    return text if past else f"{text} ({queue.nearest} has {queue.needs:,} too many)"
