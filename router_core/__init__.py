@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from router_core.reasons import QueueFull, Reason
     from router_core.counterfactual import Flip, Preference, flip, flips, preference
     from router_core.sensitivity import (
-        Consequence, LoadRange, Question, Unknown, certain, consequences, waits,
+        Consequence, LoadRange, PlanQuestion, Unknown, certain, consequences, waits,
     )
     from router_core.cost import (
         AddedColumn, CostInputs, CostParameters, TermColumn, probabilities,
@@ -99,7 +99,7 @@ __all__ = [  # noqa: RUF022 - grouped by module
     "PredictedPrefill", "QueueFull", "Queueing", "Reason", "Rejection", "RoutingPlan",
     "RoutingRefused",
     "Flip", "Preference", "flip", "flips", "preference",
-    "Consequence", "LoadRange", "Question", "Unknown", "certain", "consequences", "waits",
+    "Consequence", "LoadRange", "PlanQuestion", "Unknown", "certain", "consequences", "waits",
     "AddedColumn", "CostInputs", "CostParameters", "TermColumn", "probabilities",
     "TERMS", "TERM_BY_NAME", "Term", "kv_terms",
     "DeviceBudget",
@@ -145,7 +145,7 @@ _MODULES = {
         "Queueing Rejection RoutingPlan RoutingRefused",
     "reasons": "QueueFull Reason",
     "counterfactual": "Flip Preference flip flips preference",
-    "sensitivity": "Consequence LoadRange Question Unknown certain consequences waits",
+    "sensitivity": "Consequence LoadRange PlanQuestion Unknown certain consequences waits",
     "cost": "AddedColumn CostInputs CostParameters TermColumn probabilities",
     "terms": "TERMS TERM_BY_NAME Term kv_terms",
     "devices": "DeviceBudget",

@@ -119,7 +119,7 @@ class Text(Form):
         return True
 
 
-class Choice(Form):
+class OneOf(Form):
     """One of some texts."""
 
     def __init__(self, choices: Iterable[str]) -> None:

@@ -95,7 +95,7 @@ def _equal_neighbours(
         at = stop
 
 
-class _Run:
+class _HeldRun:
     """The blocks ``chain[start:end]``, which the same bookings hold: those of the slots ``mask``.
 
     ``extra``: slot -> additional bookings there; absent means 0.
@@ -122,7 +122,7 @@ class HeldChains:
 
     def __init__(self) -> None:
         #: First hash of a run -> the run. Every block is in one run.
-        self._starts: dict[int, _Run] = {}
+        self._starts: dict[int, _HeldRun] = {}
 
     def find_shared(self, sequence_hashes: Sequence[int], candidates: int) -> Overlaps:
         """Leading blocks of the prompt that each slot of ``candidates`` holds."""
@@ -164,7 +164,7 @@ class HeldChains:
             while at < end:
                 run = starts.get(hashes[at])
                 if run is None:
-                    starts[hashes[at]] = _Run(hashes, at, end, bit, {})
+                    starts[hashes[at]] = _HeldRun(hashes, at, end, bit, {})
                     added += end - at
                     at = end
                     break
@@ -187,7 +187,7 @@ class HeldChains:
 
     def _drop(self, slot: int, hashes: tuple[int, ...], start: int, end: int) -> int:
         bit, gone = 1 << slot, 0
-        before: _Run | None = None
+        before: _HeldRun | None = None
         for at, run in self._runs(slot, hashes, start, end):
             size = run.end - run.start
             more = run.extra.get(slot, 0)
@@ -217,7 +217,7 @@ class HeldChains:
 
     def _runs(
         self, slot: int, hashes: tuple[int, ...], at: int, end: int
-    ) -> Iterator[tuple[int, _Run]]:
+    ) -> Iterator[tuple[int, _HeldRun]]:
         """The runs of the chain ``hashes[at:end]``, which the slot holds, each with the place of
         its first block. A run that goes on elsewhere is split first."""
         bit, starts = 1 << slot, self._starts
@@ -229,7 +229,7 @@ class HeldChains:
             yield at, run
             at += size
 
-    def _fit(self, run: _Run, hashes: Sequence[int], at: int, end: int) -> int:
+    def _fit(self, run: _HeldRun, hashes: Sequence[int], at: int, end: int) -> int:
         """Split a run after the last block that it shares with ``hashes[at:end]``; returns its
         length."""
         size = run.end - run.start
@@ -239,12 +239,12 @@ class HeldChains:
             rest = run.chain[middle]
             if rest in self._starts:
                 raise NotChains
-            self._starts[rest] = _Run(run.chain, middle, run.end, run.mask, run.extra.copy())
+            self._starts[rest] = _HeldRun(run.chain, middle, run.end, run.mask, run.extra.copy())
             run.end = middle
         return same
 
 
-def _same(run: _Run, hashes: Sequence[int], at: int, most: int) -> int:
+def _same(run: _HeldRun, hashes: Sequence[int], at: int, most: int) -> int:
     """How many of the first ``most`` blocks of a run are those of ``hashes`` from ``at`` on; the
     first one is."""
     chain, start = run.chain, run.start

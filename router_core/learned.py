@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, Self
 
 from router_core.changes import STAGES, Stage
 from router_core.errors import SnapshotError
-from router_core.forms import BLOCK_NAME, SLOT, TEXT, TIME, Choice, Each, Either, Fields, Form, Row
+from router_core.forms import BLOCK_NAME, SLOT, TEXT, TIME, OneOf, Each, Either, Fields, Form, Row
 from router_core.sharded import ShardedDict
 from router_core.worker_sets import NO_OVERLAPS, Overlaps, match_prefix
 
@@ -28,7 +28,7 @@ from router_core.worker_sets import NO_OVERLAPS, Overlaps, match_prefix
 MOST_LEARNED = 2**20
 
 
-class Lease(NamedTuple):
+class BookingLease(NamedTuple):
     """A booking that runs: the slot, its blocks, those that no earlier booking is known to have
     brought (``fresh``), and its time in the index.
 
@@ -48,7 +48,7 @@ _BLOCKS: Final = Fields({"slot": SLOT}, {"blocks": Each(Row(BLOCK_NAME, TIME))})
 _BOOKING: Final = Fields(
     {
         "slot": SLOT,
-        "request": Row(TEXT, Choice(STAGES)),
+        "request": Row(TEXT, OneOf(STAGES)),
         "leased": _HASHES,
         "fresh": _HASHES,
         "at": TIME,
@@ -95,7 +95,7 @@ class LearnedIndex:
         """mask of the slots that have blocks"""
         self._size = 0
         self._pruning = False
-        self._leases: dict[Key, Lease] = {}
+        self._leases: dict[Key, BookingLease] = {}
         """request and hop -> its booking, while it runs and can still be unlearned or held"""
         self._unproven: dict[int, dict[int, int]] = {}
         """slot -> block that no ended booking has brought -> running bookings that may bring it"""
@@ -270,7 +270,9 @@ class LearnedIndex:
                 request_id, stage = row["request"]
                 if (request_id, stage) in self._leases:
                     raise SnapshotError(f"{path}[{place}].request: this booking occurs twice")
-                lease = Lease(row["slot"], tuple(row["leased"]), tuple(row["fresh"]), row["at"])
+                lease = BookingLease(
+                    row["slot"], tuple(row["leased"]), tuple(row["fresh"]), row["at"]
+                )
                 self._restore((request_id, stage), lease)
         for slot, held in self._held.items():
             self.live |= 1 << slot
@@ -311,7 +313,7 @@ class LearnedIndex:
             unproven[block] += 1
         return fresh
 
-    def _proven(self, lease: Lease, *, computed: bool) -> list[int]:
+    def _proven(self, lease: BookingLease, *, computed: bool) -> list[int]:
         """End the doubt about the blocks of a booking; those that no booking has brought."""
         unproven = self._unproven.get(lease.slot)
         if unproven is None:
@@ -349,9 +351,9 @@ class LearnedIndex:
         self, key: Key, slot: int, blocks: Sequence[int], fresh: list[int], now: float
     ) -> None:
         if fresh:
-            self._leases[key] = Lease(slot, (), tuple(fresh), now)
+            self._leases[key] = BookingLease(slot, (), tuple(fresh), now)
 
-    def _restore(self, key: Key, lease: Lease) -> None:
+    def _restore(self, key: Key, lease: BookingLease) -> None:
         self._leases[key] = lease
         self._last = max(self._last, lease.at)
         if lease.fresh:
@@ -460,9 +462,9 @@ class RecencyIndex(LearnedIndex):
     def _lease(
         self, key: Key, slot: int, blocks: Sequence[int], fresh: list[int], now: float
     ) -> None:
-        self._leases[key] = Lease(slot, tuple(blocks), tuple(fresh), now)
+        self._leases[key] = BookingLease(slot, tuple(blocks), tuple(fresh), now)
 
-    def _restore(self, key: Key, lease: Lease) -> None:
+    def _restore(self, key: Key, lease: BookingLease) -> None:
         super()._restore(key, lease)
         used = self._in_use.setdefault(lease.slot, {})
         for block in lease.blocks:

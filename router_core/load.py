@@ -31,7 +31,7 @@ from router_core.forms import (
     SECONDS,
     TEXT,
     TIME,
-    Choice,
+    OneOf,
     Each,
     Fields,
     Real,
@@ -46,7 +46,7 @@ _FORM: Final = Each(
     Fields(
         {
             "request_id": TEXT,
-            "stage": Choice(STAGES),
+            "stage": OneOf(STAGES),
             "slot": COUNT,
             "prefill_tokens": COUNT,
             "sequence_hashes": Each(BLOCK_NAME),

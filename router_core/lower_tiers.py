@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from router_core.forms import BLOCK_NAME, SLOT, U64, Choice, Each, Fields, Maybe, Row
+from router_core.forms import BLOCK_NAME, SLOT, U64, OneOf, Each, Fields, Maybe, Row
 
 HOST: Final = "host_pinned"
 DISK: Final = "disk"
@@ -23,7 +23,7 @@ _FORM: Final = Each(
     Fields(
         {
             "slot": SLOT,
-            "tier": Choice(TIERS),
+            "tier": OneOf(TIERS),
             "blocks": Each(Row(Maybe(BLOCK_NAME), U64, BLOCK_NAME)),
         }
     )

@@ -40,7 +40,7 @@ from router_core.forms import (
     TEXT,
     TIME,
     U64,
-    Choice,
+    OneOf,
     Each,
     Fields,
     Maybe,
@@ -87,9 +87,9 @@ _FORM: Final = Fields(
         "index": ANYTHING,
         "load": ANYTHING,
         "busy": ANYTHING,
-        "rotation": Each(Row(TEXT, Choice(c.STAGES), COUNT)),
+        "rotation": Each(Row(TEXT, OneOf(c.STAGES), COUNT)),
         "freshness": Table(
-            Row(Choice((*_STATES, "estimated")), Maybe(TIME), Maybe(TIME), COUNT, FLAG), SLOT.high
+            Row(OneOf((*_STATES, "estimated")), Maybe(TIME), Maybe(TIME), COUNT, FLAG), SLOT.high
         ),
     },
     {"learns": FLAG, "recovering": Each(SLOT)},

@@ -72,7 +72,7 @@ class Consequence:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PlanQuestion:
     """A plan, and what it was made of."""
 
     router: Router
@@ -90,7 +90,7 @@ class Question:
         return self.router.plan(self.request, samples=(first, second), view=view)
 
 
-def consequences(question: Question, unknown: Unknown) -> Iterator[Consequence]:
+def consequences(question: PlanQuestion, unknown: Unknown) -> Iterator[Consequence]:
     """The ways in which one unknown input alone changes the plan, one for each value."""
     for name, values in unknown.settings.items():
         for value in values:
@@ -102,7 +102,7 @@ def consequences(question: Question, unknown: Unknown) -> Iterator[Consequence]:
         yield consequence
 
 
-def certain(question: Question, unknowns: Iterable[Unknown]) -> bool:
+def certain(question: PlanQuestion, unknowns: Iterable[Unknown]) -> bool:
     """Whether no combination of values of ``unknowns`` changes the winner of any hop.
 
     False where a winner is drawn: between equal costs, or above temperature 0.
@@ -115,7 +115,7 @@ def certain(question: Question, unknowns: Iterable[Unknown]) -> bool:
     return _certain_together(question, ranges)
 
 
-def _certain_together(question: Question, unknowns: list[Unknown]) -> bool:
+def _certain_together(question: PlanQuestion, unknowns: list[Unknown]) -> bool:
     """Whether the winners stay under every combination, where no unknown alone matters."""
     settings = _values_by_setting(question, unknowns)
     loaded = any(unknown.load == "more" for unknown in unknowns)
@@ -135,7 +135,7 @@ def _certain_together(question: Question, unknowns: list[Unknown]) -> bool:
     return _unbeaten(config, hops, weights, inputs)
 
 
-def _values_by_setting(question: Question, unknowns: Iterable[Unknown]) -> dict[str, list[Any]]:
+def _values_by_setting(question: PlanQuestion, unknowns: Iterable[Unknown]) -> dict[str, list[Any]]:
     """Unknown setting -> the value in force, then those that it may have."""
     settings: dict[str, list[Any]] = {}
     for unknown in unknowns:
@@ -165,7 +165,7 @@ def _unbeaten(
 
 
 def _same_plans(
-    question: Question, settings: Mapping[str, Sequence[Any]], unknowns: Sequence[Unknown]
+    question: PlanQuestion, settings: Mapping[str, Sequence[Any]], unknowns: Sequence[Unknown]
 ) -> bool:
     """Whether every combination of settings gives the same plan, tried one by one: what
     conditional disaggregation decides follows from candidates that the plan does not show."""
@@ -234,7 +234,7 @@ _WEIGHTS = (
 )
 
 
-def _under_setting(question: Question, name: str, value: Any) -> Consequence | None:
+def _under_setting(question: PlanQuestion, name: str, value: Any) -> Consequence | None:
     config = question.view.config
     if name == "router_queue_threshold":
         # This router has no queue, so the value in force counts too.
@@ -306,7 +306,7 @@ def _with_weights(decision: Decision, config: RouterConfig) -> Decision:
 
 
 def _in_bounds(
-    question: Question, plan: RoutingPlan, unknowns: Sequence[Unknown]
+    question: PlanQuestion, plan: RoutingPlan, unknowns: Sequence[Unknown]
 ) -> Consequence | None:
     """Whether load and cached blocks in their ranges change the winner of a hop."""
     busy = _busy(question, plan, unknowns) or _other_verdict(plan, unknowns)
@@ -320,7 +320,9 @@ def _in_bounds(
     return None
 
 
-def _busy(question: Question, plan: RoutingPlan, unknowns: Sequence[Unknown]) -> Consequence | None:
+def _busy(
+    question: PlanQuestion, plan: RoutingPlan, unknowns: Sequence[Unknown]
+) -> Consequence | None:
     """Whether other load makes a winner busy, or a busy rank eligible."""
     kinds = {unknown.load for unknown in unknowns}
     for hop in _hops(plan, refused=True):
@@ -415,7 +417,7 @@ def _against(
     decision: Decision, inputs: CostInputs, winners: Set[int], unknowns: Sequence[Unknown]
 ) -> CostInputs:
     """The inputs at the ends of their ranges that speak against the winners."""
-    columns = _Columns(inputs, decision.parameters)
+    columns = _WorstColumns(inputs, decision.parameters)
     if _load_varies(unknowns):
         columns.load_next_hop(winners)
     for unknown in unknowns:
@@ -432,7 +434,7 @@ def _against(
     return columns.inputs()
 
 
-class _Columns:
+class _WorstColumns:
     """Inputs whose columns can be changed."""
 
     def __init__(self, inputs: CostInputs, parameters: CostParameters) -> None:

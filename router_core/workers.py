@@ -16,7 +16,7 @@ from router_core.forms import (
     NUMBER,
     TEXT,
     U64,
-    Choice,
+    OneOf,
     Each,
     Fields,
     Maybe,
@@ -153,7 +153,7 @@ _NAMES: Final = Each(TEXT)
 WORKER: Final = Fields(
     {"worker_id": U64, "name": Text(least=1), "model": Text(least=1)},
     {
-        "role": Choice(role.value for role in Role),
+        "role": OneOf(role.value for role in Role),
         "block_size": Whole(1, _BLOCK_SIZE_MAX),
         "can_prefill": FLAG,
         "kv_events": FLAG,

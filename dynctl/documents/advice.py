@@ -171,19 +171,19 @@ def try_advice(
     return msgspec.structs.replace(advice, settings=settings, preset=None, not_preset=not_preset)
 
 
-class _Hop(NamedTuple):
+class _RecordedHop(NamedTuple):
     """A recorded hop, and the tokens in a block."""
 
     hop: DecisionResult
     block_size: int
 
 
-def _hops(decision: RouteResult, model: str) -> Iterator[_Hop]:
+def _hops(decision: RouteResult, model: str) -> Iterator[_RecordedHop]:
     """The hops of a decision that values can be tried on: of the model, whole, in mode kv."""
     if decision.model == model and decision.mode == "kv" and getattr(decision, "whole", True):
         for hop in (decision.prefill, decision.decode):
             if hop is not None and hop.candidates:
-                yield _Hop(hop, decision.block_size)
+                yield _RecordedHop(hop, decision.block_size)
 
 
 def _against_preset(settings: list[AdvisedSetting]) -> list[AdvisedSetting]:
@@ -197,7 +197,7 @@ def _against_preset(settings: list[AdvisedSetting]) -> list[AdvisedSetting]:
 def _try_setting(
     row: AdvisedSetting,
     advice: ModelAdvice,
-    hops: Sequence[_Hop],
+    hops: Sequence[_RecordedHop],
     total_blocks: Mapping[str, int],
 ) -> AdvisedSetting:
     if row.fits:
@@ -213,7 +213,7 @@ def _try_setting(
 
 
 def _try_weight(
-    row: AdvisedSetting, value: float, workload: str, hops: Sequence[_Hop]
+    row: AdvisedSetting, value: float, workload: str, hops: Sequence[_RecordedHop]
 ) -> AdvisedSetting:
     """A setting of the cost: the decisions that it would have changed, and their cached tokens."""
     scored = [hop for hop in hops if hop.hop.winner is not None and len(hop.hop.candidates) > 1]
@@ -245,7 +245,7 @@ _Verdict = tuple[DecisionResult, list[bool]]
 
 
 def _try_token_threshold(
-    row: AdvisedSetting, limit: float, prompt: float, hops: Sequence[_Hop]
+    row: AdvisedSetting, limit: float, prompt: float, hops: Sequence[_RecordedHop]
 ) -> AdvisedSetting:
     """The busy threshold of prefill tokens. ``prompt``: mean tokens of prompts."""
     verdicts = [
@@ -261,7 +261,7 @@ def _try_token_threshold(
 
 
 def _try_block_threshold(
-    row: AdvisedSetting, share: float, hops: Sequence[_Hop], total_blocks: Mapping[str, int]
+    row: AdvisedSetting, share: float, hops: Sequence[_RecordedHop], total_blocks: Mapping[str, int]
 ) -> AdvisedSetting:
     """The busy threshold of KV blocks, on the hops with workers whose blocks are known."""
     verdicts: list[_Verdict] = []
@@ -319,7 +319,7 @@ def _over_blocks(row: CandidateRow, share: float, total: Mapping[str, int]) -> b
     return row.decode_blocks > share * blocks
 
 
-def _effect(recorded: _Hop, name: str, value: float) -> tuple[bool, float]:
+def _effect(recorded: _RecordedHop, name: str, value: float) -> tuple[bool, float]:
     """Whether another candidate would win, or could be drawn more often, and how many more tokens
     it has cached (negative: fewer)."""
     hop = recorded.hop

@@ -16,7 +16,7 @@ from dynctl.findings.catalogue import doubts as codes
 from router_core import (
     Consequence,
     LoadRange,
-    Question,
+    PlanQuestion,
     Unknown,
     certain,
     consequences,
@@ -70,7 +70,7 @@ def distinct(doubts: Iterable[Doubt]) -> list[Doubt]:
     return list({(doubt.code, doubt.what): doubt for doubt in doubts}.values())
 
 
-def judge(doubts: Iterable[Doubt], question: Question) -> list[Doubt]:
+def judge(doubts: Iterable[Doubt], question: PlanQuestion) -> list[Doubt]:
     """The doubts with what their ranges do to this answer, those that matter first."""
     ranged = [(doubt, _unknown(doubt.varies, question)) for doubt in distinct(doubts)]
     judged = [
@@ -114,7 +114,7 @@ def some_names(names: Iterable[str]) -> str:
 # -- inside --------------------------------------------------------------------------------
 
 
-def _unknown(varies: Varies | None, question: Question) -> Unknown | None:
+def _unknown(varies: Varies | None, question: PlanQuestion) -> Unknown | None:
     if varies is None:
         return None
     workers = None
@@ -126,7 +126,7 @@ def _unknown(varies: Varies | None, question: Question) -> Unknown | None:
     )
 
 
-def _with_effect(doubt: Doubt, results: Sequence[Consequence], question: Question) -> Doubt:
+def _with_effect(doubt: Doubt, results: Sequence[Consequence], question: PlanQuestion) -> Doubt:
     if not results:
         return msgspec.structs.replace(doubt, matters=False, effect=_UNCHANGED)
     if results[0].setting:
@@ -135,7 +135,7 @@ def _with_effect(doubt: Doubt, results: Sequence[Consequence], question: Questio
     return msgspec.structs.replace(doubt, matters=True, effect=effect)
 
 
-def _settings(results: Sequence[Consequence], question: Question) -> str:
+def _settings(results: Sequence[Consequence], question: PlanQuestion) -> str:
     """What the first value of each setting does that changes the answer."""
     first: dict[str, Consequence] = {}
     for item in results:
@@ -148,7 +148,7 @@ def _settings(results: Sequence[Consequence], question: Question) -> str:
     return "; ".join(texts) + (f"; {more:,} more settings can change it too" if more > 0 else "")
 
 
-def _result(result: Consequence, question: Question) -> str:
+def _result(result: Consequence, question: PlanQuestion) -> str:
     if result.setting == "router_queue_threshold":
         return "the request would wait in the queue"
     if result.worker is None:

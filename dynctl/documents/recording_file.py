@@ -643,7 +643,7 @@ def decode_chunk(header: ChunkHeader, payload: bytes) -> list[Record]:
         if begin > len(payload):
             raise WireError("recording", f"expected {count:,} hashes in the chunk")
         column = array("Q", payload[_HASHES.size : begin])
-        columns = _Columns(_little_endian(column))
+        columns = _ChunkColumns(_little_endian(column))
         unpacker = zlib.decompressobj()
         body = unpacker.decompress(memoryview(payload)[begin:], header.plain_length + 1)
         if len(body) != header.plain_length or not unpacker.eof:
@@ -659,7 +659,7 @@ def decode_chunk(header: ChunkHeader, payload: bytes) -> list[Record]:
         raise WireError("recording", f"invalid chunk: {single_line(str(error), 200)}") from None
 
 
-class _Columns:
+class _ChunkColumns:
     """The columns of a chunk; a column that several records have is one tuple."""
 
     def __init__(self, hashes: array[int]) -> None:

@@ -44,7 +44,7 @@ from router_core import (
     Decision,
     Freshness,
     FunnelStep,
-    Question,
+    PlanQuestion,
     Rejection,
     Router,
     RoutingPlan,
@@ -91,7 +91,7 @@ def route_result(
         if (ref := decision_ref(other.prefill)) is not None
     ]
     hops = (document(prefill), document(decode))
-    question = Question(router, request, plan, view)
+    question = PlanQuestion(router, request, plan, view)
     judged = judge(
         [
             *_drawn_winners(hops),

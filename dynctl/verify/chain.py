@@ -13,7 +13,7 @@ from typing import Final
 
 from dynctl.health.deployment import RegisteredWorker
 from dynctl.health.facts import Unread
-from dynctl.verify.policy import Policy
+from dynctl.verify.policy import GraphPolicy
 from dynctl.wire.kubernetes.objects import Endpoint, Node, Pod
 from dynctl.wire.kubernetes.worker_metadata import WorkerMetadata
 from router_core import Role
@@ -34,7 +34,7 @@ LINKS: Final = tuple(LinkName)
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class ChainLink:
     """The value at one link. ``value`` None: the link is known to have no value.
 
     ``unknown``: why the value is not known; then no check may conclude anything from it.
@@ -50,7 +50,7 @@ class Link:
         return not self.unknown
 
     @classmethod
-    def of_unread(cls, unread: Unread) -> Link:
+    def of_unread(cls, unread: Unread) -> ChainLink:
         """A link whose value could not be read."""
         return cls(None, unread.why, unread=True)
 
@@ -74,9 +74,9 @@ class DomainChain:
     """The links of one domain of one worker, in the order of :data:`LINKS`."""
 
     domain: str
-    links: Mapping[LinkName, Link]
+    links: Mapping[LinkName, ChainLink]
 
-    def __getitem__(self, name: LinkName) -> Link:
+    def __getitem__(self, name: LinkName) -> ChainLink:
         return self.links[name]
 
     def breaks(self) -> Iterator[Break]:
@@ -121,7 +121,7 @@ class WorkerChain:
     component: str
     role: Role | None
     role_source: str
-    policy: Policy | None
+    policy: GraphPolicy | None
     pod: Pod | None = None
     node: Node | None = None
     metadata: tuple[WorkerMetadata, ...] = ()

@@ -24,11 +24,11 @@ from dynctl.manifests.graphs import (
     role_of,
     topologies_of,
 )
-from dynctl.verify.chain import DomainChain, Link, LinkName, WorkerChain
+from dynctl.verify.chain import ChainLink, DomainChain, LinkName, WorkerChain
 from dynctl.verify.claims import AddressClaims, CardKey, MetadataClaims, card_key
 from dynctl.verify.facts import ClusterFacts, Listing, PodKey, RouterView, T, VerifyFacts
 from dynctl.verify.pod_spec import is_encoder, is_follower, registered_elsewhere, replica_of
-from dynctl.verify.policy import Policy, policy_of, policy_of_pods
+from dynctl.verify.policy import GraphPolicy, policy_of, policy_of_pods
 from dynctl.wire.kubernetes.names import (
     COMPONENT_LABEL,
     COMPONENT_TYPE_LABEL,
@@ -59,7 +59,7 @@ class VerifiedGraph:
 
     name: str
     graph: Graph | None
-    policy: Policy | None
+    policy: GraphPolicy | None
     pods: tuple[Pod, ...] = ()
     workers: tuple[WorkerChain, ...] = ()
     frontends: tuple[Pod, ...] = ()
@@ -107,7 +107,7 @@ def join(facts: VerifyFacts) -> JoinedFacts:
     cluster = facts.cluster
     if cluster is None:
         deployments = _other_registrations(facts)
-        podless = Link(unknown="no cluster was read")
+        podless = ChainLink(unknown="no cluster was read")
         loose = _loose_workers(_cards(deployments), facts.routers, podless)
         return JoinedFacts(facts, loose=loose, deployments=deployments, routers=facts.routers)
     topologies = topologies_of(_known_items(cluster.topologies))
@@ -131,11 +131,11 @@ def join(facts: VerifyFacts) -> JoinedFacts:
     return JoinedFacts(facts, graphs, loose, topologies, nodes, deployments, routers)
 
 
-def _podless(cluster: ClusterFacts) -> Link:
+def _podless(cluster: ClusterFacts) -> ChainLink:
     """The pod of a worker that no pod has registered."""
     if isinstance(cluster.pods, Unread):
-        return Link.of_unread(cluster.pods)
-    return Link(unknown="registered by no known pod")
+        return ChainLink.of_unread(cluster.pods)
+    return ChainLink(unknown="registered by no known pod")
 
 
 def _pods_by_graph(cluster: ClusterFacts) -> defaultdict[str, list[Pod]]:
@@ -212,7 +212,12 @@ class _Join:
         return VerifiedGraph(name, graph, policy, tuple(pods), tuple(workers), tuple(frontends))
 
     def _worker(
-        self, graph: str, policy: Policy | None, pod: Pod, component: Component | None, kind: str
+        self,
+        graph: str,
+        policy: GraphPolicy | None,
+        pod: Pod,
+        component: Component | None,
+        kind: str,
     ) -> WorkerChain:
         key = (pod.namespace, pod.name)
         claim = self._claims.claim_of(pod)
@@ -243,7 +248,7 @@ class _Join:
                 domain,
                 {
                     LinkName.NODE: self._node(pod, source.node_key),
-                    LinkName.LABEL: Link(pod.labels.get(source.pod_key)),
+                    LinkName.LABEL: ChainLink(pod.labels.get(source.pod_key)),
                     LinkName.FILE: self._file(key, domain),
                     **self._registered_links(worker, domain),
                 },
@@ -252,38 +257,38 @@ class _Join:
         }
         return replace(worker, chains=chains)
 
-    def _node(self, pod: Pod, key: str) -> Link:
+    def _node(self, pod: Pod, key: str) -> ChainLink:
         if isinstance(self._cluster.nodes, Unread):
-            return Link.of_unread(self._cluster.nodes)
+            return ChainLink.of_unread(self._cluster.nodes)
         if not pod.node:
-            return Link(unknown="not scheduled yet")
+            return ChainLink(unknown="not scheduled yet")
         node = self._nodes.get(pod.node)
         return (
-            Link(unknown=f"the cluster has no node {pod.node}")
+            ChainLink(unknown=f"the cluster has no node {pod.node}")
             if node is None
-            else Link(node.labels.get(key))
+            else ChainLink(node.labels.get(key))
         )
 
-    def _file(self, key: PodKey, domain: str) -> Link:
+    def _file(self, key: PodKey, domain: str) -> ChainLink:
         read = self._cluster.files.get(key)
         if read is None:
-            return Link(unknown=NOT_SAMPLED)
+            return ChainLink(unknown=NOT_SAMPLED)
         if isinstance(read, Unread):
-            return Link.of_unread(read)
+            return ChainLink.of_unread(read)
         file = read.get(domain)
         if file is None:
-            return Link(unknown=NOT_SAMPLED)
-        return Link((file.content or "").strip() or None)
+            return ChainLink(unknown=NOT_SAMPLED)
+        return ChainLink((file.content or "").strip() or None)
 
-    def _registered_links(self, worker: WorkerChain, domain: str) -> dict[LinkName, Link]:
+    def _registered_links(self, worker: WorkerChain, domain: str) -> dict[LinkName, ChainLink]:
         unknown = self._why_unregistered(worker)
         if not unknown and worker.cards:
             return _card_links(worker.cards, domain, worker.graph, self.routers)
-        rest = Link(unknown=unknown)
+        rest = ChainLink(unknown=unknown)
         if not unknown:
             registry = self._facts.registry
             source = self._cluster.metadata if registry is None else registry.deployment
-            rest = Link.of_unread(source) if isinstance(source, Unread) else Link()
+            rest = ChainLink.of_unread(source) if isinstance(source, Unread) else ChainLink()
         return {LinkName.CARD: rest, LinkName.TAINT: rest, LinkName.ROUTER: rest}
 
     def _why_unregistered(self, worker: WorkerChain) -> str:
@@ -343,7 +348,7 @@ def _worker_pods(
 
 def _card_links(
     cards: Sequence[RegisteredWorker], domain: str, graph: str, routers: Sequence[RouterView]
-) -> dict[LinkName, Link]:
+) -> dict[LinkName, ChainLink]:
     """The links of a pod's cards; of several engines the first that differs from the others."""
     values = [_card_value(item, domain) for item in cards]
     value = values[0]
@@ -351,8 +356,8 @@ def _card_links(
     pairs = list(zip(values, taints, strict=True))
     taint = next((behind for card, behind in pairs if card != behind), taints[0])
     return {
-        LinkName.CARD: Link(next((other for other in values if other != value), value)),
-        LinkName.TAINT: Link(taint),
+        LinkName.CARD: ChainLink(next((other for other in values if other != value), value)),
+        LinkName.TAINT: ChainLink(taint),
         LinkName.ROUTER: _router(cards, value, graph, routers),
     }
 
@@ -375,14 +380,18 @@ def _router(
     value: str | None,
     graph: str,
     routers: Sequence[RouterView],
-) -> Link:
+) -> ChainLink:
     mine = [router for router in routers if router.graph in ("", graph)]
     read = [router.workers for router in mine if not isinstance(router.workers, Unread)]
     if not read:
         refused = [router.workers for router in mine if isinstance(router.workers, Unread)]
-        return Link.of_unread(refused[0]) if refused else Link(unknown="no router was queried")
+        return (
+            ChainLink.of_unread(refused[0])
+            if refused
+            else ChainLink(unknown="no router was queried")
+        )
     ids = {item.worker.worker_id for item in cards}
-    return Link(value if all(ids <= known for known in read) else None)
+    return ChainLink(value if all(ids <= known for known in read) else None)
 
 
 def _role(
@@ -403,7 +412,7 @@ def _role(
 
 
 def _loose_workers(
-    cards: Sequence[RegisteredWorker], routers: Sequence[RouterView], podless: Link
+    cards: Sequence[RegisteredWorker], routers: Sequence[RouterView], podless: ChainLink
 ) -> tuple[WorkerChain, ...]:
     """Registered workers without a pod, with the policy of their card. ``podless``: the reason."""
     loose = []
@@ -411,7 +420,7 @@ def _loose_workers(
         config = item.worker.runtime_config
         policy = None
         if config.kv_transfer_domain:
-            policy = Policy(
+            policy = GraphPolicy(
                 config.kv_transfer_domain,
                 "preferred" if config.kv_transfer_enforcement == "preferred" else "required",
                 config.kv_transfer_preferred_weight,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from dynctl.verify.policy import Policy
+from dynctl.verify.policy import GraphPolicy
 from dynctl.wire.kubernetes.names import (
     CLUSTER_TOPOLOGY_ANNOTATION,
     COMPONENT_LABEL,
@@ -53,7 +53,7 @@ def is_weight(value: object, wanted: float | None) -> bool:
         return False
 
 
-def annotation_differences(pod: Pod, policy: Policy) -> Iterator[str]:
+def annotation_differences(pod: Pod, policy: GraphPolicy) -> Iterator[str]:
     """The differences of the annotation with the topology source, as text."""
     expected = {
         LABEL_KEY_ANNOTATION: policy.label_key,
@@ -69,7 +69,7 @@ def annotation_differences(pod: Pod, policy: Policy) -> Iterator[str]:
             yield f"{key} is {value}, the policy has another source"
 
 
-def env_differences(container: Container, policy: Policy) -> dict[str, str]:
+def env_differences(container: Container, policy: GraphPolicy) -> dict[str, str]:
     """Variable -> its difference from the policy, as text."""
     differences = {}
     for name in POLICY_ENV:
@@ -86,14 +86,14 @@ def env_differences(container: Container, policy: Policy) -> dict[str, str]:
     return differences
 
 
-def mount_differences(pod: Pod, container: Container, policy: Policy) -> Iterator[str]:
+def mount_differences(pod: Pod, container: Container, policy: GraphPolicy) -> Iterator[str]:
     """The differences of the topology volume and its mount, as text."""
     yield from content_differences(pod, container, policy)
     if any(mount.path == MOUNT_PATH and not mount.read_only for mount in container.mounts):
         yield f"{MOUNT_PATH} is mounted read-write"
 
 
-def content_differences(pod: Pod, container: Container, policy: Policy) -> Iterator[str]:
+def content_differences(pod: Pod, container: Container, policy: GraphPolicy) -> Iterator[str]:
     """Those of :func:`mount_differences` that change which files the worker sees."""
     volume = _volume(pod)
     if volume is None:
@@ -111,7 +111,7 @@ def content_differences(pod: Pod, container: Container, policy: Policy) -> Itera
         yield f"{mount.sub_path} of the volume is mounted (subPath), which is never updated"
 
 
-def _item_differences(volume: Volume, policy: Policy) -> Iterator[str]:
+def _item_differences(volume: Volume, policy: GraphPolicy) -> Iterator[str]:
     items = {item.path: item.field for item in volume.items}
     for domain, source in policy.sources.items():
         field = f"metadata.labels['{source.pod_key}']"
@@ -121,7 +121,7 @@ def _item_differences(volume: Volume, policy: Policy) -> Iterator[str]:
             yield f"file {domain} has {items[domain] or 'no field'}, expected {field}"
 
 
-def shows_domain(pod: Pod, container: Container, policy: Policy) -> bool:
+def shows_domain(pod: Pod, container: Container, policy: GraphPolicy) -> bool:
     """Whether the file of the transfer domain is at the path where the engine reads it."""
     volume = _volume(pod)
     domain = container.env.get(DOMAIN_ENV)
@@ -152,7 +152,7 @@ def _volume(pod: Pod) -> Volume | None:
     return next((volume for volume in pod.volumes if volume.name == TOPOLOGY_VOLUME), None)
 
 
-def _wanted_value(name: str, policy: Policy) -> str:
+def _wanted_value(name: str, policy: GraphPolicy) -> str:
     weight = policy.weight
     values: Mapping[str, str] = {
         DOMAIN_ENV: policy.domain,
@@ -164,7 +164,7 @@ def _wanted_value(name: str, policy: Policy) -> str:
     return values[name]
 
 
-def _same(name: str, value: str, wanted: str, policy: Policy) -> bool:
+def _same(name: str, value: str, wanted: str, policy: GraphPolicy) -> bool:
     if name == WEIGHT_ENV:
         return is_weight(value, policy.weight)
     if name == PATH_ENV:

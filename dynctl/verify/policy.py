@@ -29,7 +29,7 @@ class LabelSource:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class GraphPolicy:
     """``label_key`` or ``cluster_topology`` is set, the other one empty. ``weight`` is 0..1.
 
     ``sources``: domain -> labels; without the transfer domain if its Grove topology is unknown.
@@ -54,7 +54,7 @@ class Policy:
         return self.sources.get(self.domain)
 
 
-def policy_of(graph: Graph, topologies: Iterable[ClusterTopology]) -> Policy | None:
+def policy_of(graph: Graph, topologies: Iterable[ClusterTopology]) -> GraphPolicy | None:
     """The policy of a graph; None if it has no valid one (see the checks DYT01)."""
     policy = graph.policy or {}
     weight = policy.get("preferredWeight")
@@ -69,7 +69,9 @@ def policy_of(graph: Graph, topologies: Iterable[ClusterTopology]) -> Policy | N
     )
 
 
-def policy_of_pods(pods: Iterable[Pod], topologies: Iterable[ClusterTopology]) -> Policy | None:
+def policy_of_pods(
+    pods: Iterable[Pod], topologies: Iterable[ClusterTopology]
+) -> GraphPolicy | None:
     """The policy in the first of ``pods`` that has the operator's variables."""
     for pod in pods:
         env = {} if pod.main is None else pod.main.env
@@ -95,7 +97,7 @@ def _policy(
     cluster_topology: str,
     topologies: Iterable[ClusterTopology],
     origin: Literal["graph", "pods"],
-) -> Policy | None:
+) -> GraphPolicy | None:
     if not is_domain(domain) or bool(label_key) == bool(cluster_topology):
         return None
     if label_key:
@@ -112,7 +114,7 @@ def _policy(
     how: Literal["required", "preferred"] = (
         "preferred" if enforcement == "preferred" else "required"
     )
-    return Policy(domain, how, weight, label_key, cluster_topology, sources, origin)
+    return GraphPolicy(domain, how, weight, label_key, cluster_topology, sources, origin)
 
 
 def _number(value: str | None) -> float | None:

@@ -7,7 +7,7 @@ the first fault: later checks skip the worker and name that code.
 from __future__ import annotations
 
 from dynctl.health.facts import Unread
-from dynctl.verify.chain import Link, LinkName, WorkerChain
+from dynctl.verify.chain import ChainLink, LinkName, WorkerChain
 from dynctl.verify.facts import StartLog
 from dynctl.verify.join import JoinedFacts
 from dynctl.verify.needs import key_of, pod_of
@@ -20,7 +20,7 @@ from dynctl.verify.pod_spec import (
     is_untouched,
     shows_domain,
 )
-from dynctl.verify.policy import Policy
+from dynctl.verify.policy import GraphPolicy
 from dynctl.wire.kubernetes.objects import Pod
 
 
@@ -63,7 +63,7 @@ def held_up_by(worker: WorkerChain) -> str:
     return "DYT0503" if file.known and file.value is None else ""
 
 
-def _why_no_label(pod: Pod, policy: Policy, node: Link) -> str:
+def _why_no_label(pod: Pod, policy: GraphPolicy, node: ChainLink) -> str:
     if any(True for _ in annotation_differences(pod, policy)):
         return "DYT0402"
     return "DYT0205" if node.known and node.value is None else "DYT0403"

@@ -16,11 +16,11 @@ from dynctl.findings.catalogue import parse
 from dynctl.findings.runner import Check, Found, Outcome, Skipped, found, outcome, run
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.render import draw
-from dynctl.verify.chain import LINKS, DomainChain, Link, WorkerChain
+from dynctl.verify.chain import LINKS, ChainLink, DomainChain, WorkerChain
 from dynctl.verify.chain_rows import custody_rows
 from dynctl.verify.facts import VerifyFacts
 from dynctl.verify.join import JoinedFacts, VerifiedGraph
-from dynctl.verify.policy import Policy
+from dynctl.verify.policy import GraphPolicy
 from dynctl.wire.kubernetes.objects import Pod
 from router_core import Role
 
@@ -97,8 +97,8 @@ cause = "The engine publishes what it read at its start; this one read nothing."
 fix = "kubectl delete pod {pod} -n {namespace}"
 example = { subject = "Pod a.prod", expected = "us-east-1a", pod = "a", namespace = "prod" }
 """)
-POLICY = Policy("zone", "required", None, "topology.kubernetes.io/zone", "", {})
-NOTHING = Link()
+POLICY = GraphPolicy("zone", "required", None, "topology.kubernetes.io/zone", "", {})
+NOTHING = ChainLink()
 """Known to be without a value."""
 
 
@@ -117,14 +117,14 @@ def worker(
 ) -> WorkerChain:
     """A worker whose every link has ``zone``."""
     pod = Pod(namespace, name, name, {}, {}, node=node)
-    chain = DomainChain("zone", dict.fromkeys(LINKS, Link(zone)))
+    chain = DomainChain("zone", dict.fromkeys(LINKS, ChainLink(zone)))
     component = "PrefillWorker" if role == "prefill" else "DecodeWorker"
     return WorkerChain(
         f"{namespace}/{graph}", component, role, "card", POLICY, pod, chains={"zone": chain}
     )
 
 
-def changed(one: WorkerChain, **links: Link) -> WorkerChain:
+def changed(one: WorkerChain, **links: ChainLink) -> WorkerChain:
     """The worker with other links, by the names of :data:`FIELDS`."""
     named = dict(zip(FIELDS, LINKS, strict=True))
     told = {**one.chains["zone"].links, **{named[field]: link for field, link in links.items()}}
@@ -186,13 +186,13 @@ def healthy() -> VerifyReport:
 def broken() -> VerifyReport:
     """A stale label, a card without topology, a node without its label, and nine old pods."""
     stale = worker("my-llm-decode-70", "us-east-1c", node="gpu-b-7")
-    stale = changed(stale, node=Link("us-east-1b"))
+    stale = changed(stale, node=ChainLink("us-east-1b"))
     cardless = changed(worker("my-llm-decode-80"), card=NOTHING, taint=NOTHING, router=NOTHING)
     dark = worker("my-llm-decode-90", None, node="gpu-x-1")
     fresh = changed(worker("my-llm-decode-10"), router=NOTHING)
     old = fleet()[:9]
-    others = [changed(one, file=Link(unknown="not read")) for one in fleet()[9:]]
-    follower = Link(unknown="a further rank registers nothing")
+    others = [changed(one, file=ChainLink(unknown="not read")) for one in fleet()[9:]]
+    follower = ChainLink(unknown="a further rank registers nothing")
     rank = changed(worker("my-llm-decode-0-wkr"), card=follower, taint=follower, router=follower)
     facts = joined(*old, *others, stale, cardless, dark, fresh, rank)
     return reported(
@@ -211,7 +211,7 @@ def broken() -> VerifyReport:
 def no_labels() -> VerifyReport:
     """An operator that may not patch pods: every one of 120 workers breaks at its label."""
     names = [f"my-llm-0-decodeworker-5f7d9c8b6-{number:05d}" for number in range(120)]
-    untold = Link(unknown="not asked")
+    untold = ChainLink(unknown="not asked")
     dark = [
         changed(
             worker(name), label=NOTHING, file=NOTHING, card=NOTHING, taint=NOTHING, router=untold
@@ -223,8 +223,8 @@ def no_labels() -> VerifyReport:
 
 def hardly_read() -> VerifyReport:
     """Two namespaces; nodes and pods' files are refused, and some workers are of no known level."""
-    refused = Link(unknown="no permission to list nodes (DYT0004)", unread=True)
-    unread = Link(unknown="no permission to exec (DYT0004)", unread=True)
+    refused = ChainLink(unknown="no permission to list nodes (DYT0004)", unread=True)
+    unread = ChainLink(unknown="no permission to exec (DYT0004)", unread=True)
     whole = [
         changed(
             worker(f"llm-{number}", namespace=namespace, graph="llm"), node=refused, file=unread

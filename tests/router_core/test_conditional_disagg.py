@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from router_core import (
     Bypass,
     Pin,
-    Question,
+    PlanQuestion,
     Router,
     RoutingRequest,
     Session,
@@ -295,7 +295,7 @@ def test_a_draw_between_decode_workers_is_named() -> None:
 def test_a_verdict_that_other_inputs_may_change_is_not_certain() -> None:
     made = fleet()
     asked = request(112)
-    question = Question(made, asked, made.plan(asked), made.view())
+    question = PlanQuestion(made, asked, made.plan(asked), made.view())
     assert certain(question, [])
     assert not certain(question, [Unknown(overlap=True)])
     assert not certain(question, [Unknown({"conditional_disagg_eff_isl_threshold": [10]})])
@@ -310,7 +310,7 @@ def test_whether_the_setting_matters_depends_on_what_decode_workers_cache(
     apply_all(made, active(3, "a", stage="decode", blocks=1), active(2, "b", stage="prefill",
               prefill_tokens=5))  # fmt: skip
     asked = request(112, seed=seed)
-    question = Question(made, asked, made.plan(asked), made.view())
+    question = PlanQuestion(made, asked, made.plan(asked), made.view())
     assert certain(question, [Unknown({"conditional_disagg_enabled": [True]})]) is same
 
 

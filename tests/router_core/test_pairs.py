@@ -36,7 +36,7 @@ from router_core.changes import ConfigSet, WorkerLost
 from router_core.counterfactual import with_weight
 from router_core.routing_view import Pin
 from router_core.selection import SIZE_UNKNOWN
-from router_core.sensitivity import Question
+from router_core.sensitivity import PlanQuestion
 from router_core.workers import ModelRuntimeConfig
 from tests.router_core.fleet import active, apply_all, request, router, stored, worker
 
@@ -338,7 +338,7 @@ def test_with_unknown_load_a_pair_is_not_certain() -> None:
     )
     apply_all(made, active(2, "x", stage="prefill", prefill_tokens=32))
     wanted = request(160)
-    question = Question(made, wanted, made.plan(wanted), made.view())
+    question = PlanQuestion(made, wanted, made.plan(wanted), made.view())
     assert certain(question, [])
     assert not certain(question, [Unknown(load="more")])
 

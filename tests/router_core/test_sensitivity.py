@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from router_core.changes import ThresholdsSet
 from router_core.decision import RoutingPlan
 from router_core.router import Router
-from router_core.sensitivity import Question, Unknown, certain, consequences, waits
+from router_core.sensitivity import PlanQuestion, Unknown, certain, consequences, waits
 from tests.router_core.fleet import MODEL, active, apply_all, request, router, stored, worker
 
 RANGES: dict[str, list[Any]] = {
@@ -71,7 +71,7 @@ def book(target: Router, number: int, name: str, tokens: int, blocks: int, runni
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> tuple[Router, Question, list[Unknown]]:
+def worlds(draw: st.DrawFn) -> tuple[Router, PlanQuestion, list[Unknown]]:
     """(the router as it is, the plan on what is known of it, what is unknown)."""
     wanted = request(draw(st.integers(1, 120)))
     rows = draw(st.one_of(ROWS, st.just(DISTANT)))
@@ -121,7 +121,7 @@ def worlds(draw: st.DrawFn) -> tuple[Router, Question, list[Unknown]]:
         unknowns.append(Unknown(load=load, copies=copies, workers=frozenset(loaded)))
     unknowns.append(Unknown(overlap=True, workers=frozenset(stale)))
     plan = known.plan(wanted)
-    return real, Question(known, wanted, plan, known.view()), unknowns
+    return real, PlanQuestion(known, wanted, plan, known.view()), unknowns
 
 
 def winners(plan: RoutingPlan) -> tuple[Any, ...]:
@@ -131,7 +131,7 @@ def winners(plan: RoutingPlan) -> tuple[Any, ...]:
 @given(worlds(), st.floats(0, 0.999), st.floats(0, 0.999))
 @settings(max_examples=600)
 def test_a_certain_answer_holds_for_every_value_of_what_is_unknown(
-    world: tuple[Router, Question, list[Unknown]], first: float, second: float
+    world: tuple[Router, PlanQuestion, list[Unknown]], first: float, second: float
 ) -> None:
     real, question, unknowns = world
     claimed = certain(question, unknowns)
@@ -151,17 +151,17 @@ def test_without_anything_unknown_only_a_draw_is_uncertain(
         book(made, number, f"own{number}", prefill, blocks, None)
     plan = made.plan(wanted)
     drawn = any(hop.tied for hop in (plan.prefill, plan.decode) if hop is not None)
-    assert certain(Question(made, wanted, plan, made.view()), [Unknown()]) is not drawn
+    assert certain(PlanQuestion(made, wanted, plan, made.view()), [Unknown()]) is not drawn
 
 
-def asked(*rows: tuple[int, int, int], tokens: int = 64, **values: Any) -> Question:
+def asked(*rows: tuple[int, int, int], tokens: int = 64, **values: Any) -> PlanQuestion:
     """The plan of a prompt on workers with (cached blocks, prefill tokens, blocks)."""
     made, wanted = fleet(len(rows), False, values), request(tokens)
     for number, (cached, prefill, blocks) in enumerate(rows, start=1):
         if cached:
             apply_all(made, stored(number, cached))
         book(made, number, f"own{number}", prefill, blocks, None)
-    return Question(made, wanted, made.plan(wanted), made.view())
+    return PlanQuestion(made, wanted, made.plan(wanted), made.view())
 
 
 def test_a_setting_is_named_with_the_value_that_changes_the_winner() -> None:
@@ -272,7 +272,7 @@ def test_a_worker_outside_of_a_draw_can_win_where_running_requests_are_unknown()
     made = router(worker(1), worker(2), worker(3), router_mode="least-loaded")
     apply_all(made, active(3, "x"))
     plan = made.plan(request(32))
-    asked = Question(made, request(32), plan, made.view())
+    asked = PlanQuestion(made, request(32), plan, made.view())
     (found,) = consequences(asked, Unknown(load="more"))
     assert found.worker == "w3"
     assert not list(consequences(asked, Unknown(overlap=True)))
@@ -300,6 +300,6 @@ def test_the_thresholds_of_a_model_matter_for_its_aliases_too() -> None:
     )
     for model in (MODEL, "other"):
         asked = replace(request(33), model=model)
-        question = Question(made, asked, made.plan(asked), made.view())
+        question = PlanQuestion(made, asked, made.plan(asked), made.view())
         unknown = Unknown(load="more", workers=frozenset())
         assert [one.worker for one in consequences(question, unknown)] == [None], model

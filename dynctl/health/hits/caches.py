@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, Final
 
 from dynctl.documents.recording import Changed
-from dynctl.health.hits.past import Fate, Rank, RankKey, Source
+from dynctl.health.hits.past import Fate, RankHistory, RankKey, RecordedRouter
 from dynctl.health.hits.tiers import LowerBlocks
 from router_core import (
     DEVICE,
@@ -128,7 +128,7 @@ class Caches:
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
         self.models: dict[str, ModelCaches] = {}
-        self.ranks: dict[RankKey, Rank] = {}
+        self.ranks: dict[RankKey, RankHistory] = {}
         self.fates: dict[int, Fate] = {}
         self._contents: dict[int, tuple[int, str, bool, float]] = {}
         #: What a bound or a broken record left out, with how often.
@@ -162,7 +162,7 @@ class Caches:
         for fate in self.fates.values():
             fate.foreign = False
 
-    def change(self, source: Source, record: Changed) -> None:
+    def change(self, source: RecordedRouter, record: Changed) -> None:
         """Apply a change to the router of ``source``, and note what happens to blocks."""
         router = source.router
         if router is None:
@@ -198,7 +198,7 @@ class Caches:
                 self.model(router.registry.worker(slot).model).lower -= rank.lower.most
                 rank.lower = None
 
-    def _kv_event(self, source: Source, router: Router, change: KvEvent, at: float) -> None:
+    def _kv_event(self, source: RecordedRouter, router: Router, change: KvEvent, at: float) -> None:
         key = (change.worker_id, change.dp_rank)
         slot = router.registry.slot(*key)
         event = change.event
@@ -234,7 +234,7 @@ class Caches:
             self._device_stored(router, slot, rank, event, at)
 
     def _device_removed(
-        self, rank: Rank, blocks: Iterable[tuple[int | None, int | None]], at: float
+        self, rank: RankHistory, blocks: Iterable[tuple[int | None, int | None]], at: float
     ) -> None:
         """A rank removed blocks from its device: pairs of what it had and what it has still, where
         a copy is left."""
@@ -244,7 +244,7 @@ class Caches:
                 fate.note_removal(at, rank)
 
     def _device_stored(
-        self, router: Router, slot: int, rank: Rank, event: BlocksStored, at: float
+        self, router: Router, slot: int, rank: RankHistory, event: BlocksStored, at: float
     ) -> None:
         """A rank has blocks on its device now, as its index shows them."""
         model = router.registry.worker(slot).model
@@ -258,7 +258,7 @@ class Caches:
             parent = block
 
     def _lower_changed(
-        self, router: Router, slot: int, rank: Rank, event: BlocksStored | BlocksRemoved
+        self, router: Router, slot: int, rank: RankHistory, event: BlocksStored | BlocksRemoved
     ) -> None:
         """A rank has blocks in a lower tier now, or has them there no more."""
         if isinstance(event, BlocksRemoved):
@@ -279,7 +279,7 @@ class Caches:
         self._lower_stored(model, rank, event.tier, event.block_hashes, blocks)
 
     def _lower_stored(
-        self, model: str, rank: Rank, tier: str, names: Sequence[int], blocks: Sequence[int]
+        self, model: str, rank: RankHistory, tier: str, names: Sequence[int], blocks: Sequence[int]
     ) -> None:
         caches = self.model(model)
         for block in blocks:
@@ -293,7 +293,7 @@ class Caches:
     def _restore_lower(
         self,
         model: str,
-        rank: Rank,
+        rank: RankHistory,
         tier: str,
         rows: Sequence[Sequence[Any]],
         known: dict[int, int],
@@ -323,7 +323,7 @@ class Caches:
         return device if rank is None or rank.lower is None else rank.lower.end_of(hashes, device)
 
     def _was_stored(
-        self, model: str, rank: Rank, block: int, parent: int | None, local: int, at: float
+        self, model: str, rank: RankHistory, block: int, parent: int | None, local: int, at: float
     ) -> None:
         """A rank has a block now, after ``parent``."""
         rank.stored = True
@@ -358,16 +358,16 @@ class Caches:
             fate.twin = first[1:]
         _drop_oldest(self._contents, self.bounds.fates)
 
-    def _clear_rank(self, rank: Rank, at: float) -> None:
+    def _clear_rank(self, rank: RankHistory, at: float) -> None:
         rank.epoch += 1
         rank.clears.append(at)
         if rank.lower is not None:
             rank.lower.clear()
 
-    def rank(self, key: RankKey) -> Rank:
+    def rank(self, key: RankKey) -> RankHistory:
         rank = self.ranks.get(key)
         if rank is None:
-            rank = self.ranks[key] = Rank(key)
+            rank = self.ranks[key] = RankHistory(key)
         return rank
 
     def model(self, name: str) -> ModelCaches:
@@ -377,7 +377,7 @@ class Caches:
             caches.cache.resize(self.bounds.shared)
         return caches
 
-    def resize(self, caches: ModelCaches, source: Source, mask: int, size: int) -> None:
+    def resize(self, caches: ModelCaches, source: RecordedRouter, mask: int, size: int) -> None:
         """Give the shared cache the blocks of the fleet as it is now, of ``size`` tokens."""
         router = source.router
         number = -1 if router is None else router.registry.version
@@ -408,14 +408,14 @@ class Caches:
         return fate
 
 
-def _new_router(source: Source) -> Router:
+def _new_router(source: RecordedRouter) -> Router:
     start = source.start
     if start is None:
         return Router(source.config)
     return Router(source.config, exact_reuse=start.exact_reuse, learns=start.learns)
 
 
-def _blocks_of_rank(source: Source, worker: Worker, size: int) -> int | None:
+def _blocks_of_rank(source: RecordedRouter, worker: Worker, size: int) -> int | None:
     """The KV blocks of one rank, in blocks of ``size`` tokens; None where it declares none."""
     blocks = worker.runtime_config.total_kv_blocks
     if not blocks or not source.misses_blocks_of(worker):
@@ -423,7 +423,7 @@ def _blocks_of_rank(source: Source, worker: Worker, size: int) -> int | None:
     return blocks * worker.block_size // size
 
 
-def _blocks_of_fleet(source: Source, mask: int, size: int) -> int | None:
+def _blocks_of_fleet(source: RecordedRouter, mask: int, size: int) -> int | None:
     """The KV blocks of the ranks in ``mask`` together; None where one does not declare them."""
     if source.router is None or not mask or not source.gives("workers"):
         return None

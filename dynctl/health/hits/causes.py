@@ -9,7 +9,14 @@ from dynctl.documents.hits import UNEXPLAINED
 from dynctl.documents.recording import Decided, Finished
 from dynctl.health.hits.caches import Caches
 from dynctl.health.hits.choice import beaten
-from dynctl.health.hits.past import OTHER_BLOCK_SIZE, Fate, Gap, Rank, Request, Source
+from dynctl.health.hits.past import (
+    OTHER_BLOCK_SIZE,
+    Fate,
+    Gap,
+    RankHistory,
+    RecordedRouter,
+    Request,
+)
 from router_core import Router
 
 #: Seconds after the end of a request until its losses are judged.
@@ -37,7 +44,7 @@ class Causes:
     ``salts`` and ``reuse`` judge when the request has ended.
     """
 
-    def __init__(self, caches: Caches, sources: dict[int, Source]) -> None:
+    def __init__(self, caches: Caches, sources: dict[int, RecordedRouter]) -> None:
         self._caches = caches
         self._sources = sources
 
@@ -317,7 +324,7 @@ def _blocks_of_engine(request: Request) -> int:
     return max(size, rank.granularity)
 
 
-def _state_of(router: Router | None, rank: Rank) -> str:
+def _state_of(router: Router | None, rank: RankHistory) -> str:
     """The state of a rank's index now; empty where the rank is not registered."""
     if router is None:
         return ""

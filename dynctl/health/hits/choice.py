@@ -128,17 +128,17 @@ class _Candidate(msgspec.Struct):
         return (self.cost - self.following) / (self.multiplier or 1.0)
 
 
-class _Hop(msgspec.Struct):
+class _ScoredHop(msgspec.Struct):
     candidates: list[_Candidate] = []
 
 
 class _Document(msgspec.Struct):
     """What is read of a RouteResult."""
 
-    prefill: _Hop | None = None
-    decode: _Hop | None = None
+    prefill: _ScoredHop | None = None
+    decode: _ScoredHop | None = None
 
-    def hop(self, stage: str) -> _Hop | None:
+    def hop(self, stage: str) -> _ScoredHop | None:
         return self.prefill if stage == "prefill" else self.decode
 
 

@@ -28,7 +28,7 @@ from dynctl.documents.recording import (
 from dynctl.health.hits.caches import Bounds, Caches, ModelCaches
 from dynctl.health.hits.causes import GRACE_S, READS_CACHES, Causes
 from dynctl.health.hits.choice import exclusion
-from dynctl.health.hits.past import RankKey, Request, Source
+from dynctl.health.hits.past import RankKey, RecordedRouter, Request
 from dynctl.health.hits.tally import Tally, causes, largest, rate
 from dynctl.health.hits.trials import BRIDGED_S, Trials, sent_blocks
 from router_core import (
@@ -83,7 +83,7 @@ class Ladder:
     ) -> None:
         self._by = by
         self._window = window
-        self._sources: dict[int, Source] = {}
+        self._sources: dict[int, RecordedRouter] = {}
         self._caches = Caches(bounds)
         self._causes = Causes(self._caches, self._sources)
         self._due: deque[tuple[float, Request]] = deque()
@@ -108,7 +108,7 @@ class Ladder:
         self._judge_until(record.at)
         mine = self._sources.get(source)
         if mine is None:
-            mine = self._sources[source] = Source(source)
+            mine = self._sources[source] = RecordedRouter(source)
         match record:
             case Changed():
                 if isinstance(record.change, Booked):
@@ -127,7 +127,7 @@ class Ladder:
             case Noted():
                 self._take_note(mine, record)
 
-    def _take_start(self, source: Source, record: Start) -> None:
+    def _take_start(self, source: RecordedRouter, record: Start) -> None:
         source.start = record
         # Engines of a simulation begin empty.
         self._warm = self._warm or record.source == "simulation"
@@ -138,7 +138,7 @@ class Ladder:
         source.pending.clear()
         source.router = None
 
-    def _take_state(self, source: Source, record: State) -> None:
+    def _take_state(self, source: RecordedRouter, record: State) -> None:
         if source.router is not None and not source.incomplete:
             return
         try:
@@ -151,7 +151,7 @@ class Ladder:
         self._warm = True
         self._caches.restore(router, record.at)
 
-    def _take_note(self, source: Source, record: Noted) -> None:
+    def _take_note(self, source: RecordedRouter, record: Noted) -> None:
         if record.kind in ("began", "holds") and record.code:
             source.codes.setdefault(record.subject, set()).add(record.code)
         elif record.kind in ("dropped", "skipped"):
@@ -160,7 +160,7 @@ class Ladder:
         elif record.kind == "cut":
             self._caches.left_out["the end of a recording that is cut"] += 1
 
-    def _take_arrival(self, source: Source, record: Arrived) -> None:
+    def _take_arrival(self, source: RecordedRouter, record: Arrived) -> None:
         source.arrived += 1
         if len(self._sources) > 1:
             source.shared += any(_is_pending(own, record) for own in self._sources.values())
@@ -172,7 +172,7 @@ class Ladder:
         if not source.gives("decisions"):
             self._measure(request, None, record.at)
 
-    def _take_booking(self, source: Source, change: Booked, at: float) -> None:
+    def _take_booking(self, source: RecordedRouter, change: Booked, at: float) -> None:
         """A request is sent to a rank: the caches are as the decision saw them.
 
         The decision itself is recorded when the last hop is chosen, which with a prefill hop is
@@ -188,7 +188,7 @@ class Ladder:
         elif change.stage == request.hop:
             self._sent_again(request, ref, at)
 
-    def _take_decision(self, source: Source, record: Decided) -> None:
+    def _take_decision(self, source: RecordedRouter, record: Decided) -> None:
         request = source.pending.get(record.id)
         if request is None:
             return
@@ -206,7 +206,7 @@ class Ladder:
             self._sent_again(request, chosen, record.at)
         self._choose(request, record)
 
-    def _take_end(self, source: Source, record: Finished) -> None:
+    def _take_end(self, source: RecordedRouter, record: Finished) -> None:
         request = source.pending.pop(record.id, None)
         if request is None:
             return
@@ -651,7 +651,7 @@ def _config(settings: dict[str, Any]) -> RouterConfig:
         return RouterConfig()
 
 
-def _is_pending(source: Source, record: Arrived) -> bool:
+def _is_pending(source: RecordedRouter, record: Arrived) -> bool:
     """Whether the same request is under way in this recording."""
     request = source.pending.get(record.id)
     return request is not None and request.arrived.hashes == record.hashes

@@ -24,7 +24,7 @@ _MOST_REMOVALS: Final = 8
 
 
 @dataclass(slots=True, eq=False)
-class Source:
+class RecordedRouter:
     """One recorded router: its replay, and what its recording contains."""
 
     number: int
@@ -52,7 +52,7 @@ class Source:
 
 
 @dataclass(slots=True, eq=False)
-class Rank:
+class RankHistory:
     """What happened to one rank: clears and losses of events, what it stored and reported."""
 
     key: RankKey
@@ -72,25 +72,25 @@ class Fate:
 
     by: Request | None = None
     sent_at: float = -math.inf
-    rank: Rank | None = None
+    rank: RankHistory | None = None
     epoch: int = 0
     stored_at: float = -math.inf
     removed_at: float = -math.inf
     #: The last removals: when, and from which rank.
-    removals: list[tuple[float, Rank]] = field(default_factory=list)
+    removals: list[tuple[float, RankHistory]] = field(default_factory=list)
     content: int = 0
     #: Tenant, whether salted, and time of the first block with the same content.
     twin: tuple[str, bool, float] | None = None
     foreign: bool = False
     waiting: list[Gap] | None = None
 
-    def note_removal(self, at: float, rank: Rank) -> None:
+    def note_removal(self, at: float, rank: RankHistory) -> None:
         self.removed_at = at
         self.removals.append((at, rank))
         if len(self.removals) > _MOST_REMOVALS:
             del self.removals[0]
 
-    def removed_between(self, since: float, until: float, rank: Rank) -> float | None:
+    def removed_between(self, since: float, until: float, rank: RankHistory) -> float | None:
         """When it was first removed from a rank after ``since``, until then."""
         times = (at for at, other in self.removals if other is rank and since < at <= until)
         return next(times, None)
@@ -105,7 +105,7 @@ class Gap:
 
     tokens: int
     sender: Request
-    rank: Rank
+    rank: RankHistory
     state: str
     since: float
     stored_at: float | None = None
@@ -116,7 +116,7 @@ class Request:
     """One request from its arrival until it is judged."""
 
     arrived: Arrived
-    source: Source
+    source: RecordedRouter
     group: str = ""
     hashes: tuple[int, ...] = ()
     decided: Decided | None = None
@@ -124,7 +124,7 @@ class Request:
     decided_at: float = math.inf
     hop: str = ""
     refused: bool = False
-    rank: Rank | None = None
+    rank: RankHistory | None = None
     worker: str = ""
     state: str = ""
     #: Leading blocks that the chosen rank has, with those below the device, and without them.

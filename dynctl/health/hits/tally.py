@@ -75,7 +75,7 @@ def _text(value: object) -> str:
 
 
 @dataclass(slots=True)
-class Part:
+class RungPart:
     tokens: int = 0
     requests: int = 0
     examples: list[tuple[int, str]] = field(default_factory=list)
@@ -106,9 +106,9 @@ class Tally:
     tokens: int = 0
     twice: int = 0
     rungs: dict[str, int | None] = field(default_factory=dict)
-    parts: dict[tuple[str, str], Part] = field(default_factory=dict)
+    parts: dict[tuple[str, str], RungPart] = field(default_factory=dict)
     #: By cause, what was lost and not gained back on a later rung.
-    net: dict[str, Part] = field(default_factory=dict)
+    net: dict[str, RungPart] = field(default_factory=dict)
     #: Of all requests: what evicted a prefix are earlier choices than that which missed it.
     choices: TriedChoices = field(default_factory=TriedChoices)
     start: float = math.inf
@@ -127,10 +127,10 @@ class Tally:
         for key, tokens in request.parts.items():
             if tokens:
                 gain = request.gains.get(key)
-                self.parts.setdefault(key, Part()).add(tokens, request, key[1], gain)
+                self.parts.setdefault(key, RungPart()).add(tokens, request, key[1], gain)
         for cause, tokens in _net(request.parts).items():
             gain = _gain(request, cause, tokens)
-            self.net.setdefault(cause, Part()).add(tokens, request, cause, gain)
+            self.net.setdefault(cause, RungPart()).add(tokens, request, cause, gain)
 
 
 def _gain(request: Request, cause: str, tokens: int) -> int | None:
@@ -149,7 +149,7 @@ def rate(tokens: int, tally: Tally) -> float | None:
     return tokens / tally.tokens if tally.tokens else None
 
 
-def _cause(name: str, part: Part, tally: Tally) -> HitsCause:
+def _cause(name: str, part: RungPart, tally: Tally) -> HitsCause:
     text = CAUSES[name]
     choices = tally.choices if name == "split" else part.choices
     trials = choices.of(name)
@@ -183,12 +183,12 @@ def _act(text: CauseText, tried: int, trials: Sequence[HitsTrial]) -> str:
     return best.flags if best.flags == text.act else f"{best.flags}; {text.act}"
 
 
-def causes(parts: dict[str, Part], lost: int, tally: Tally) -> list[HitsCause]:
+def causes(parts: dict[str, RungPart], lost: int, tally: Tally) -> list[HitsCause]:
     """The parts of a step, the largest loss first; they add up to ``lost``."""
     rest = lost - sum(part.tokens for part in parts.values())
     if rest:
-        known = parts.get(UNEXPLAINED, Part())
-        left = Part(known.tokens + rest, known.requests, known.examples, known.workers)
+        known = parts.get(UNEXPLAINED, RungPart())
+        left = RungPart(known.tokens + rest, known.requests, known.examples, known.workers)
         parts = {**parts, UNEXPLAINED: left}
     rows = [_cause(name, part, tally) for name, part in parts.items()]
     return sorted(rows, key=lambda cause: (-cause.tokens, cause.cause))

@@ -17,7 +17,7 @@ from dynctl.wire.dynamo.active_sequences import SequenceAdded, SequenceEvent
 from dynctl.wire.dynamo.frontend_log import RefusedLine, SelectedLine
 from router_core import (
     Decision,
-    Question,
+    PlanQuestion,
     Role,
     Router,
     RoutingRequest,
@@ -226,7 +226,7 @@ class ChoiceAudit:
         name = decision.workers[list(decision.refs).index(chosen)].name
         view = self._router.view()
         if plan.final.refs == decision.refs:
-            question = Question(self._router, request, plan, view)
+            question = PlanQuestion(self._router, request, plan, view)
             if any(consequence.worker == name for consequence in consequences(question, _SETTINGS)):
                 return "settings"
         return "load"

@@ -32,7 +32,7 @@ from dynctl.verify.chain import WorkerChain
 from dynctl.verify.facts import ProbeAnswer, RouterView
 from dynctl.verify.join import JoinedFacts, VerifiedGraph
 from dynctl.verify.needs import has_policy, in_cluster, live
-from dynctl.verify.policy import Policy
+from dynctl.verify.policy import GraphPolicy
 from dynctl.verify.registration import (
     Cards,
     all_workers,
@@ -65,7 +65,7 @@ class ReadyPool:
     """One pool. ``untainted``: its decode workers without a taint of the domain."""
 
     split: DomainSplit
-    policy: Policy
+    policy: GraphPolicy
     untainted: tuple[tuple[WorkerChain, RegisteredWorker], ...]
 
 
@@ -78,7 +78,7 @@ class Ready:
 
     pools: list[ReadyPool] = field(default_factory=list)
     generations: list[ReadyPool] = field(default_factory=list)
-    gaps: list[tuple[Policy, str]] = field(default_factory=list)
+    gaps: list[tuple[GraphPolicy, str]] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
 
 
@@ -144,7 +144,7 @@ def _gap_of_graph(graph: VerifiedGraph, members: Sequence[WorkerChain]) -> str:
 
 def _generations(
     subject: str,
-    policy: Policy,
+    policy: GraphPolicy,
     pairs: Sequence[tuple[WorkerChain, RegisteredWorker]],
     which: str,
 ) -> Iterator[ReadyPool]:
@@ -183,7 +183,7 @@ def _add_pools_of_registry(joined: JoinedFacts, ready: Ready) -> None:
             ready.generations.append(ready.pools[-1])
 
 
-def _policy_of(pairs: Sequence[tuple[WorkerChain, RegisteredWorker]]) -> Policy | None:
+def _policy_of(pairs: Sequence[tuple[WorkerChain, RegisteredWorker]]) -> GraphPolicy | None:
     """The policy of most prefill workers, else of most workers; mixtures are DYT0805."""
     having = [(worker.policy, item) for worker, item in pairs if worker.policy]
     prefill = [policy for policy, item in having if item.worker.role is Role.PREFILL]
@@ -207,7 +207,7 @@ def _by_model(
 
 def _pool(
     subject: str,
-    policy: Policy,
+    policy: GraphPolicy,
     pairs: Sequence[tuple[WorkerChain, RegisteredWorker]],
     which: str,
 ) -> ReadyPool:

@@ -31,7 +31,7 @@ from dynctl.verify.pod_spec import (
     env_differences,
     is_weight,
 )
-from dynctl.verify.policy import Policy
+from dynctl.verify.policy import GraphPolicy
 from dynctl.verify.registration import Cards, all_workers, cards_of, registrations_read
 from dynctl.verify.root_causes import wrong_pod_spec
 from dynctl.verify.wording import some, tally
@@ -173,7 +173,7 @@ _FIELDS: Final = {
 }
 
 
-def _differing_fields(config: Mapping[str, Any], policy: Policy) -> Iterator[tuple[str, str]]:
+def _differing_fields(config: Mapping[str, Any], policy: GraphPolicy) -> Iterator[tuple[str, str]]:
     """The source variable of each field that differs, and the difference as text."""
     for variable, wanted in ((DOMAIN_ENV, policy.domain), (ENFORCEMENT_ENV, policy.enforcement)):
         value = config.get(_FIELDS[variable])

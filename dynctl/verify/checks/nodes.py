@@ -33,7 +33,7 @@ from dynctl.wire.kubernetes.objects import Node, Pod
 
 
 @dataclass(frozen=True, slots=True)
-class _Use:
+class _LabelUse:
     """A node label that a graph uses for a domain, and the graph's worker pods by node.
 
     ``transfers``: it is the transfer domain; a worker does not start without it.
@@ -70,7 +70,7 @@ class _Use:
         )
 
 
-def _uses(joined: JoinedFacts) -> Iterator[_Use]:
+def _uses(joined: JoinedFacts) -> Iterator[_LabelUse]:
     for graph in joined.governed:
         if graph.policy is None:
             continue
@@ -79,12 +79,12 @@ def _uses(joined: JoinedFacts) -> Iterator[_Use]:
             if worker.pod is not None and worker.pod.node in joined.nodes:
                 hosts[worker.pod.node].append(worker.pod)
         for domain, source in graph.policy.sources.items():
-            yield _Use(graph, source.node_key, domain == graph.policy.domain, hosts)
+            yield _LabelUse(graph, source.node_key, domain == graph.policy.domain, hosts)
 
 
-def _by_key(joined: JoinedFacts) -> dict[str, list[_Use]]:
+def _by_key(joined: JoinedFacts) -> dict[str, list[_LabelUse]]:
     """The uses for transfer domains, by label, sorted."""
-    uses: dict[str, list[_Use]] = defaultdict(list)
+    uses: dict[str, list[_LabelUse]] = defaultdict(list)
     for use in _uses(joined):
         if use.transfers:
             uses[use.key].append(use)
@@ -185,7 +185,7 @@ def _delete(node: str, pods: Sequence[Pod]) -> str:
     return commands + (", and the same for its other graphs" if graphs[2:] else "")
 
 
-def _relabel(node: str, key: str, value: str, uses: Sequence[_Use]) -> str:
+def _relabel(node: str, key: str, value: str, uses: Sequence[_LabelUse]) -> str:
     """Commands that correct a label; workers on that node must restart to read it."""
     pods = [pod for use in uses for pod in use.hosts.get(node, ())]
     command = _label(f"--overwrite {node}", [key], value)

@@ -119,7 +119,7 @@ def _lists(cluster: Cluster, wanted: Wanted) -> ClusterFacts:
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="dynctl-verify") as pool:
         permissions = verify_reviews(wanted.namespace, [*topologies, *sets])
         access = pool.map(lambda review: _or_unread(lambda: cluster.allowed(review)), permissions)
-        reader = _Reader(cluster, wanted.namespace)
+        reader = _ClusterReader(cluster, wanted.namespace)
         jobs: dict[str, Future[Any]] = {
             "schemas": pool.submit(_schemas, cluster),
             "graphs": pool.submit(reader.graphs, served),
@@ -170,7 +170,7 @@ def _is_torn(facts: ClusterFacts) -> bool:
     return any(uid and uids.get(key, uid) != uid for key, uid in named)
 
 
-class _Reader:
+class _ClusterReader:
     """Reads each list once. ``namespace`` None: all namespaces."""
 
     def __init__(self, cluster: Cluster, namespace: str | None) -> None:

@@ -14,7 +14,7 @@ from dynctl.screens import render as screens
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.checks import alike, fixes
 from dynctl.screens.render import emit
-from dynctl.verify.chain import Link, WorkerChain
+from dynctl.verify.chain import ChainLink, WorkerChain
 from tests.golden.verify_screens import (
     FIELDS,
     NOTHING,
@@ -46,22 +46,22 @@ def test_workers_with_nothing_to_say_share_a_line_without_a_legend():
 
 
 def test_workers_with_broken_chains_are_first_then_those_with_findings():
-    odd = changed(worker("z"), label=Link("us-east-1c"))
+    odd = changed(worker("z"), label=ChainLink("us-east-1c"))
     noted = worker("y")
     report = reported(joined(*fleet(), noted, odd), DYT0501=outcome([found(noted.subject)]))
     assert [line.split()[0] for line in chain_of(report)[1:4]] == ["z", "y", "16"]
 
 
 def test_only_what_is_new_is_marked():
-    [line, *_] = table_of(changed(worker("a", "west"), node=Link("east")))
+    [line, *_] = table_of(changed(worker("a", "west"), node=ChainLink("east")))
     assert line == ["a", "east", "!=west", ".", ".", ".", ".", "-"]
     [line, *_] = table_of(changed(worker("a", "west"), node=NOTHING))
     assert line == ["a", "(none)", "west", ".", ".", ".", ".", "-"]
     [line, *_] = table_of(
         changed(
             worker("a", "west"),
-            node=Link("east"),
-            card=Link("north"),
+            node=ChainLink("east"),
+            card=ChainLink("north"),
             taint=NOTHING,
             router=NOTHING,
         )
@@ -73,12 +73,12 @@ def test_an_empty_value_can_be_seen():
     dark = dict.fromkeys(("file", "card", "taint", "router"), NOTHING)
     [line, *_] = table_of(changed(worker("a", ""), **dark))
     assert line == ["a", '""', "ok", "(none)", ".", ".", ".", "-"]
-    [line, *_] = table_of(changed(worker("a"), label=Link("")))
+    [line, *_] = table_of(changed(worker("a"), label=ChainLink("")))
     assert line[1:3] == ["us-east-1a", '!=""']
 
 
 def test_what_is_not_known_is_never_ok():
-    untold = Link(unknown="no permission")
+    untold = ChainLink(unknown="no permission")
     for field in FIELDS:
         line, legend = table_of(changed(worker("a"), **{field: untold}))
         assert line[1 + FIELDS.index(field)] == "?"
@@ -88,7 +88,7 @@ def test_what_is_not_known_is_never_ok():
 
 
 def test_reasons_of_the_unknown_are_few():
-    workers = [changed(worker(f"a-{n}"), file=Link(unknown=f"reason {n}")) for n in range(9)]
+    workers = [changed(worker(f"a-{n}"), file=ChainLink(unknown=f"reason {n}")) for n in range(9)]
     *_, legend = chain_of(reported(joined(*workers)))
     assert legend.endswith("file of 1 worker (reason 3); and 5 more")
 
@@ -103,7 +103,7 @@ def test_some_workers_of_a_large_group_are_named():
 
 
 def test_not_more_lines_are_shown_than_a_person_reads():
-    odd = [changed(worker(f"a-{n}"), label=Link(f"zone-{n}")) for n in range(100)]
+    odd = [changed(worker(f"a-{n}"), label=ChainLink(f"zone-{n}")) for n in range(100)]
     report = reported(joined(*odd, *fleet()))
     lines = chain_of(report)
     assert sum(line.startswith("a-") for line in lines) == 40
@@ -136,7 +136,7 @@ def test_no_line_is_wider_than_the_terminal_whatever_breaks(width: int, wide: bo
     value = "a-zone-with-the-longest-name-that-a-label-can-have-which-is-63"
     names = [f"my-llm-0-decodeworker-5f7d9c8b6-{n:05}" for n in range(6)]
     odd = [
-        changed(worker(name, value), **{field: Link(f"{value}{n}")})
+        changed(worker(name, value), **{field: ChainLink(f"{value}{n}")})
         for n, (name, field) in enumerate(zip(names, FIELDS, strict=True))
     ]
     gone = [

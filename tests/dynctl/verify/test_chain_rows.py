@@ -10,16 +10,16 @@ import pytest
 
 from dynctl.documents.verify import LINK_NAMES, CellState, CustodyRow, VerifyReport
 from dynctl.findings.report import CheckResult, Finding, Report, Section, State, summarize
-from dynctl.verify.chain import LINKS, DomainChain, Link, WorkerChain
+from dynctl.verify.chain import LINKS, ChainLink, DomainChain, WorkerChain
 from dynctl.verify.chain_rows import custody_rows
 from dynctl.verify.facts import VerifyFacts
 from dynctl.verify.join import JoinedFacts, VerifiedGraph
-from dynctl.verify.policy import Policy
+from dynctl.verify.policy import GraphPolicy
 from dynctl.wire.kubernetes.objects import Pod
 from router_core import Role
 
-POLICY = Policy("zone", "required", None, "topology.kubernetes.io/zone", "", {})
-UNKNOWN = Link(unknown="not read")
+POLICY = GraphPolicy("zone", "required", None, "topology.kubernetes.io/zone", "", {})
+UNKNOWN = ChainLink(unknown="not read")
 MARKS = {
     CellState.SAME: "=",
     CellState.DIFFERS: "!",
@@ -29,10 +29,10 @@ MARKS = {
 }
 
 
-def links(letters: str) -> list[Link]:
+def links(letters: str) -> list[ChainLink]:
     """A link a letter: ``-`` has no value, ``?`` is not known, others are their value."""
-    special = {"-": Link(), "?": UNKNOWN}
-    return [special.get(letter, Link(letter)) for letter in letters]
+    special = {"-": ChainLink(), "?": UNKNOWN}
+    return [special.get(letter, ChainLink(letter)) for letter in letters]
 
 
 def worker(letters: str = "aaaaaa", name: str = "decode-0") -> WorkerChain:
@@ -158,7 +158,8 @@ def test_codes_of_a_worker(letters: str, subjects: dict[str, str], codes: list[s
 
 def test_an_empty_node_label_is_in_the_rows_of_its_workers():
     chain = DomainChain(
-        "zone", {**dict.fromkeys(LINKS, Link()), LINKS[0]: Link(""), LINKS[1]: Link("")}
+        "zone",
+        {**dict.fromkeys(LINKS, ChainLink()), LINKS[0]: ChainLink(""), LINKS[1]: ChainLink("")},
     )
     whole = joined(replace(worker(), chains={"zone": chain}))
     [result] = custody_rows(whole, report(DYT0207="Node gpu-1"))
