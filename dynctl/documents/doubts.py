@@ -72,22 +72,23 @@ def distinct(doubts: Iterable[Doubt]) -> list[Doubt]:
 
 def judge(doubts: Iterable[Doubt], question: PlanQuestion) -> list[Doubt]:
     """The doubts with what their ranges do to this answer, those that matter first."""
-    ranged = [(doubt, _unknown(doubt.varies, question)) for doubt in distinct(doubts)]
-    judged = [
-        doubt
-        if unknown is None
-        else _with_effect(doubt, list(consequences(question, unknown)), question)
-        for doubt, unknown in ranged
-    ]
-    ranges = [unknown for _, unknown in ranged if unknown is not None]
+    judged: list[Doubt] = []
+    ranges: list[Unknown] = []
+    for doubt in distinct(doubts):
+        unknown = _unknown(doubt.varies, question)
+        if unknown is not None:
+            ranges.append(unknown)
+            doubt = _with_effect(doubt, list(consequences(question, unknown)), question)
+        judged.append(doubt)
     if ranges and not any(doubt.matters for doubt in judged) and not certain(question, ranges):
-        judged = [
-            doubt
-            if doubt.varies is None
-            else msgspec.structs.replace(doubt, matters=True, effect=_TOGETHER)
-            for doubt in judged
-        ]
+        judged = [_matters_together(doubt) for doubt in judged]
     return sorted(judged, key=lambda doubt: not doubt.matters)
+
+
+def _matters_together(doubt: Doubt) -> Doubt:
+    if doubt.varies is None:
+        return doubt
+    return msgspec.structs.replace(doubt, matters=True, effect=_TOGETHER)
 
 
 def without_settings(doubts: Iterable[Doubt], known: Iterable[str]) -> Iterator[Doubt]:

@@ -464,6 +464,10 @@ def _check(request: RoutingRequest, block_size: int) -> None:
         raise _wrong("block_size", f"expected {block_size}, got {request.block_size}")
     if not 0 <= request.isl_tokens <= _MOST_TOKENS:
         raise _wrong("isl_tokens", f"expected 0 to {_MOST_TOKENS}, got {request.isl_tokens}")
+    _check_prompts(request, block_size)
+
+
+def _check_prompts(request: RoutingRequest, block_size: int) -> None:
     blocks = len(request.sequence_hashes) + sum(map(len, request.more_hashes))
     if blocks > min(_MOST_BLOCKS, request.isl_tokens // block_size):
         problem = f"{request.isl_tokens} tokens of {block_size} a block have fewer than {blocks}"

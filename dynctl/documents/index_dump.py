@@ -194,11 +194,7 @@ class DumpReader:
             raise WireError("index dump", "bytes follow its end")
         try:
             if self.head is None:
-                head = _head.decode(body)
-                if head.kind != KIND or head.schema != SCHEMA:
-                    expected = f"expected {KIND} of schema {SCHEMA}"
-                    raise WireError("index dump", f"{expected}, got {head.kind} {head.schema}")
-                self.head = head
+                self.head = _read_head(body)
                 return None
             if len(body) < _LONGEST_TAIL:
                 self.complete = True
@@ -214,6 +210,14 @@ class DumpReader:
             raise WireError("index dump", "columns of different lengths")
         self._count += 1
         return rank
+
+
+def _read_head(body: bytes) -> DumpHead:
+    head = _head.decode(body)
+    if head.kind != KIND or head.schema != SCHEMA:
+        expected = f"expected {KIND} of schema {SCHEMA}"
+        raise WireError("index dump", f"{expected}, got {head.kind} {head.schema}")
+    return head
 
 
 def decode_snapshot(data: bytes) -> tuple[DumpHead, list[RankDump]]:

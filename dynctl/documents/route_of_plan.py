@@ -50,6 +50,7 @@ from router_core import (
     RoutingPlan,
     RoutingRequest,
     RoutingView,
+    WorkerWithDpRank,
     flip,
     preference,
 )
@@ -259,18 +260,27 @@ def index_doubts(
     Cached blocks count on the first hop, which computes the prompt, and with conditional
     disaggregation on the decode hop too.
     """
-    hops = (hop for hop in (plan.prefill, plan.decode) if hop is not None and hop.credits_overlap)
     stale: dict[str, list[str]] = {}
-    for worker, ref in ((w, r) for hop in hops for w, r in zip(hop.workers, hop.refs, strict=True)):
-        slot = router.registry.slot(ref.worker_id, ref.dp_rank)
-        row = None if slot is None else router.freshness.get(slot)
-        known = row is None or row.state in ("absent", "current", "estimated")
-        if row is not None and not known and worker.name not in excluded:
-            stale.setdefault(row.state, []).append(worker.name)
+    for hop in (plan.prefill, plan.decode):
+        if hop is None or not hop.credits_overlap:
+            continue
+        for worker, ref in zip(hop.workers, hop.refs, strict=True):
+            state = _stale_state(router, ref)
+            if state is not None and worker.name not in excluded:
+                stale.setdefault(state, []).append(worker.name)
     for state, names in stale.items():
         varies = Varies(overlap=True, workers=list(dict.fromkeys(names)))
         why = _INCOMPLETE.get(state, f"the index is {state}")
         yield doubt("DYR0705", varies=varies, workers=some_names(names), why=why)
+
+
+def _stale_state(router: Router, ref: WorkerWithDpRank) -> str | None:
+    """The state of a rank's index; None where it is current, or no events are expected."""
+    slot = router.registry.slot(*ref)
+    row = None if slot is None else router.freshness.get(slot)
+    if row is None or row.state in ("absent", "current", "estimated"):
+        return None
+    return row.state
 
 
 def _without_condition(

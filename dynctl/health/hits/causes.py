@@ -110,12 +110,11 @@ class Causes:
             parts["expected", request.excluded] += (top - counted) * size
         if counted > expected:
             lost = counted - expected
-            if request.depth is not None and request.depth > expected:
-                # The index of the chosen worker is not trusted in full.
-                untrusted = min(lost, request.depth - expected)
+            # What the index of the chosen worker has beyond that is not trusted in full.
+            untrusted = min(lost, max(0, (request.depth or 0) - expected))
+            if untrusted:
                 parts["expected", "events_lost"] += untrusted * size
-                lost -= untrusted
-            parts["expected", beaten(request, decided)] += lost * size
+            parts["expected", beaten(request, decided)] += (lost - untrusted) * size
 
     def remember_senders(self, request: Request, above: int) -> None:
         """Which decision put each block where it is, where no index shows it."""

@@ -89,9 +89,8 @@ def _schema_has_policy(joined: JoinedFacts) -> Outcome:
     versions = ", ".join(sorted(supporting))
     if others:
         versions += f"; not in {', '.join(sorted(others))}"
-    if not any("clusterTopologyName" in schema.fields for schema in schemas):
-        versions += "; labelKey only"
-    return Passed(versions)
+    named = any("clusterTopologyName" in schema.fields for schema in schemas)
+    return Passed(versions if named else f"{versions}; labelKey only")
 
 
 # -- permissions of the user -----------------------------------------------------------------------

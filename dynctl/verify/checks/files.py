@@ -156,19 +156,24 @@ def _file_has_value(joined: JoinedFacts) -> Outcome:
     read, now = _read(joined), cluster_of(joined).now
     read.unread += unread
     for worker, files in read.workers:
-        problems = []
-        for domain, chain in worker.chains.items():
-            file, label = files.get(domain), chain[LinkName.LABEL].value
-            if file is None or label is None:
-                continue
-            problem = _problem(domain, file)
-            if problem and not (_is_blank(file) and _is_fresh(worker, domain, now)):
-                problems.append(f"{problem}, the pod label is {label}")
+        problems = list(_problems_of_files(worker, files, now))
         if problems:
             pod = pod_of(worker)
             fix = f"kubectl delete pod {pod.name} -n {pod.namespace}"
             wrong.append(found(worker.subject, what="; ".join(problems), fix=fix))
     return read.outcome(wrong, len(live_workers(joined)))
+
+
+def _problems_of_files(
+    worker: WorkerChain, files: Mapping[str, TopologyFile], now: float
+) -> Iterator[str]:
+    for domain, chain in worker.chains.items():
+        file, label = files.get(domain), chain[LinkName.LABEL].value
+        if file is None or label is None:
+            continue
+        problem = _problem(domain, file)
+        if problem and not (_is_blank(file) and _is_fresh(worker, domain, now)):
+            yield f"{problem}, the pod label is {label}"
 
 
 def _problem(name: str, file: TopologyFile) -> str:

@@ -155,19 +155,20 @@ def _candidates_labelled(joined: JoinedFacts) -> Outcome:
             if not use.graph.graph
         ]
         lacking = [node for node in joined.nodes.values() if key not in node.labels]
-        # DYT0205 reports nodes without the label that have workers.
-        hosting = {name for use in uses for name in use.hosts}
-        nodes = sorted(
-            node.name
-            for node in lacking
-            if node.name not in hosting and any(use.may_start(node) for use in uses)
-        )
+        nodes = _free_candidates(lacking, uses)
         if nodes:
             names = f"{count(len(nodes), 'node')} on which a worker may start: {some(nodes)}"
             wrong.append(found(f"Label {key}", nodes=names, label=_label(nodes[0], [key])))
         labelled = len(joined.nodes) - len(lacking)
         counts.append(f"{labelled:,} of {count(len(joined.nodes), 'node')} ({key})")
     return outcome(wrong, unread, summary=some(counts))
+
+
+def _free_candidates(nodes: Iterable[Node], uses: Sequence[_LabelUse]) -> list[str]:
+    """The nodes on which a worker may start and none runs: DYT0205 reports the others."""
+    hosting = {name for use in uses for name in use.hosts}
+    free = [node for node in nodes if node.name not in hosting]
+    return sorted(node.name for node in free if any(use.may_start(node) for use in uses))
 
 
 def _label(node: str, keys: Sequence[str], value: str = "VALUE") -> str:

@@ -257,7 +257,13 @@ def _denied_permissions(
     topologies = {key: answers.pop(key) for key in list(answers) if key[:2] in _TOPOLOGIES}
     if topologies and not _may_read_one(topologies.values()) and _has_grove_policy(joined):
         yield _permission_finding(reviewed, *next(iter(topologies)))
-    watched = scope(operator)
+    yield from _denied_here(reviewed, answers, scope(operator), unread)
+
+
+def _denied_here(
+    reviewed: Account, answers: Mapping[_Permission, _Answers], watched: Scope, unread: list[str]
+) -> Iterator[Found]:
+    """The permissions that an operator lacks in the namespaces that it watches."""
     for (group, resource, verb), spaces in sorted(answers.items()):
         inside = {space: may for space, may in spaces.items() if space and watched.may_watch(space)}
         denied = sorted(space for space, may in inside.items() if not may)
@@ -276,16 +282,19 @@ def _denied_permissions(
             )
 
 
-def _may_read_one(answers: Iterable[Mapping[str | None, bool]]) -> bool:
+def _may_read_one(answers: Iterable[_Answers]) -> bool:
     """Grove has renamed the resource: one of the two names is enough."""
     return any(any(by_namespace.values()) for by_namespace in answers)
 
 
-def _answers_by_namespace(
-    reviewed: Account,
-) -> dict[tuple[str, str, str], dict[str | None, bool]]:
-    """(group, resource, verb) -> the answer for each namespace, and for the cluster (None)."""
-    answers: dict[tuple[str, str, str], dict[str | None, bool]] = defaultdict(dict)
+#: Group, resource, verb.
+_Permission = tuple[str, str, str]
+#: The answer for each namespace, and for the cluster (None).
+_Answers = dict[str | None, bool]
+
+
+def _answers_by_namespace(reviewed: Account) -> dict[_Permission, _Answers]:
+    answers: dict[_Permission, _Answers] = defaultdict(dict)
     allowed = {} if isinstance(reviewed.allowed, Unread) else reviewed.allowed
     for item, answer in allowed.items():
         answers[item.group, item.resource, item.verb][item.namespace] = answer

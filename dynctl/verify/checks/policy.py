@@ -190,22 +190,28 @@ def _known_fields(joined: JoinedFacts) -> Outcome:
     """The findings of lint, and fields that kubectl applied and the API server removed."""
     facts = lint_facts(joined)
     wrong = list(lint_policy.objections_to(facts, "field"))
-    for graph, applied in applied_pairs(joined):
-        live = graph.policy or {}
-        for name in applied.policy or {} if live else {}:
-            if name not in live and name not in FIELDS and name not in DRAFT_FIELDS:
-                wrong.append(
-                    found(
-                        subject_of(graph),
-                        validator="the API server",
-                        refuses="removed a part of",
-                        message=f'unknown field "{POLICY_PATH}.{name}", last applied',
-                        fix=facts.remedy(f"remove it; a policy has {', '.join(FIELDS)}"),
-                    )
-                )
+    wrong += [
+        found(
+            subject_of(graph),
+            validator="the API server",
+            refuses="removed a part of",
+            message=f'unknown field "{POLICY_PATH}.{name}", last applied',
+            fix=facts.remedy(f"remove it; a policy has {', '.join(FIELDS)}"),
+        )
+        for graph, applied in applied_pairs(joined)
+        for name in _removed_fields(graph, applied)
+    ]
     if not wrong and all(lint_policy.raw_policy(graph) is None for graph in facts.graphs):
         return Skipped("no graph has a kvTransferPolicy")
     return outcome(wrong)
+
+
+def _removed_fields(graph: Graph, applied: Graph) -> list[str]:
+    """The unknown fields of an applied policy that a graph with a policy does not have."""
+    if not graph.policy:
+        return []
+    known = {*graph.policy, *FIELDS, *DRAFT_FIELDS}
+    return [name for name in applied.policy or {} if name not in known]
 
 
 # -- draft formats ------------------------------------------------------------------------------
