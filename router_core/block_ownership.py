@@ -199,13 +199,9 @@ class BlockOwnership:
         total = len(block_hashes)
         if slot in self._dropping:
             return refused_store(Fault.SLOT_DROPPED, parent_hash, total)
-        if group or slot in self._groups:
-            groups = self._groups_of(slot)
-            if groups.main is None:
-                groups.main = group
-            if groups.main != group:
-                fresh = groups.store(group, block_hashes)
-                return StoreResult(fresh, total - fresh)
+        if (group or slot in self._groups) and not self._makes_main(slot, group):
+            fresh = self._groups[slot].store(group, block_hashes)
+            return StoreResult(fresh, total - fresh)
         if len(local_hashes) != total:
             return refused_store(Fault.COLUMNS_DIFFER, len(local_hashes), total)
         if not total:
@@ -482,6 +478,13 @@ class BlockOwnership:
             groups = self._groups[slot] = CacheGroups(0 if self._counts.get(slot) else None)
             self._grouped |= 1 << slot
         return groups
+
+    def _makes_main(self, slot: int, group: int) -> bool:
+        """Whether ``group`` is the main group of a slot, which the first one becomes."""
+        groups = self._groups_of(slot)
+        if groups.main is None:
+            groups.main = group
+        return groups.main == group
 
     def _forget_groups(self, slot: int) -> None:
         self.forget_copies(slot)

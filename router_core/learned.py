@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, Self
 
 from router_core.changes import STAGES, Stage
 from router_core.errors import SnapshotError
-from router_core.forms import BLOCK_NAME, SLOT, TEXT, TIME, OneOf, Each, Either, Fields, Form, Row
+from router_core.forms import BLOCK_NAME, SLOT, TEXT, TIME, Each, Either, Fields, Form, OneOf, Row
 from router_core.sharded import ShardedDict
 from router_core.worker_sets import NO_OVERLAPS, Overlaps, match_prefix
 

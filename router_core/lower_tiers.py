@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from router_core.forms import BLOCK_NAME, SLOT, U64, OneOf, Each, Fields, Maybe, Row
+from router_core.forms import BLOCK_NAME, SLOT, U64, Each, Fields, Maybe, OneOf, Row
 
 HOST: Final = "host_pinned"
 DISK: Final = "disk"

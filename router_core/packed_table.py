@@ -92,11 +92,7 @@ class PackedTable:
         if count > 1 and len({*keys}) != count:
             return False
         if self._crowded:
-            if any(self.find(key, is_meant) for key in keys):
-                return False
-            for added, key in enumerate(keys, value):
-                self.add(key, added)
-            return True
+            return self._add_one_by_one(keys, value, is_meant)
         shards, first = self._shards, value
         for rest in map(mod, keys, repeat(_PRIME)):
             shard = shards[rest & _LOW]
@@ -124,6 +120,15 @@ class PackedTable:
                 at %= size
             shard[at] = rest << VALUE_BITS | value
             value += 1
+        return True
+
+    def _add_one_by_one(
+        self, keys: Sequence[int], value: int, is_meant: Callable[[int, int], bool]
+    ) -> bool:
+        if any(self.find(key, is_meant) for key in keys):
+            return False
+        for added, key in enumerate(keys, value):
+            self.add(key, added)
         return True
 
     def remove(self, key: int, value: int) -> None:

@@ -196,23 +196,39 @@ def _decode(
         view, request, "decode", constraints=merged, sample=sample, detail=detail, source=source
     )
     relaxed = False
-    wanted = ", ".join(item.taint for item in derived.constraints)
-    if decode.outcome == "all_busy" and derived.relaxable:
-        message = (
-            f"every decode worker with {wanted} is busy; the fallback policy crosses the domain "
-            "only where it has none"
-        )
-        decode = replace(decode, message=message)
-    if decode.outcome == "no_eligible_worker" and derived.relaxable:
-        free = _select(view, request, "decode", sample=sample, detail=detail, source=source)
-        if free.winner is not None:
-            note = f"no decode worker satisfies {wanted}; the fallback policy crosses the domain"
-            decode, relaxed = replace(free, notes=(*free.notes, note)), True
+    if decode.winner is None and derived.relaxable:
+        decode, relaxed = _fall_back(view, request, decode, derived, sample, detail, source)
     if derived.note and view.config.applies_taints:
         decode = replace(decode, notes=(*decode.notes, derived.note))
     if decode.winner is None and derived.constraints and pin_of(request, "prefill") is None:
         decode = _with_served_domains(view, request, decode)
     return _with_message(view, request, decode), relaxed
+
+
+def _fall_back(
+    view: RoutingView,
+    request: RoutingRequest,
+    decode: Decision,
+    derived: ImpliedConstraints,
+    sample: float,
+    detail: bool,
+    source: Mapping[str, str] | None,
+) -> tuple[Decision, bool]:
+    """What a fallback policy makes of a refused decode hop, and whether it crossed its domain."""
+    wanted = ", ".join(item.taint for item in derived.constraints)
+    if decode.outcome == "all_busy":
+        message = (
+            f"every decode worker with {wanted} is busy; the fallback policy crosses the domain "
+            "only where it has none"
+        )
+        return replace(decode, message=message), False
+    if decode.outcome != "no_eligible_worker":
+        return decode, False
+    free = _select(view, request, "decode", sample=sample, detail=detail, source=source)
+    if free.winner is None:
+        return decode, False
+    note = f"no decode worker satisfies {wanted}; the fallback policy crosses the domain"
+    return replace(free, notes=(*free.notes, note)), True
 
 
 def _stated_constraints(

@@ -40,10 +40,10 @@ from router_core.forms import (
     TEXT,
     TIME,
     U64,
-    OneOf,
     Each,
     Fields,
     Maybe,
+    OneOf,
     Row,
     Table,
     Whole,
@@ -221,6 +221,13 @@ class Router:
         if classes is None and config.router_policy_config != self.config.router_policy_config:
             classes = NO_CLASSES
         return self._view(config, load, busy, what_if, transfer, classes)
+
+    def _release(self, slot: int) -> bool:
+        """Free the slot of a lost worker as soon as no index has blocks of it; whether it did."""
+        if not self.index.is_free(slot) or not all(i.is_free(slot) for i in self._learning):
+            return False
+        self.registry.release(slot)
+        return True
 
     def _load_under(self, config: RouterConfig) -> tuple[ActiveSequences, BusyTracker]:
         """Load and busy ranks as other settings count them."""
@@ -475,14 +482,8 @@ class Router:
             return more
         self.index.sweep(max_blocks)
         self._emptied = [slot for slot in self._emptied if not self.index.is_free(slot)]
-        left = []
-        for slot in self._draining:
-            if self.index.is_free(slot) and all(index.is_free(slot) for index in self._learning):
-                self.registry.release(slot)
-            else:
-                left.append(slot)
-        self._draining = left
-        return more or bool(left) or bool(self._emptied)
+        self._draining = [slot for slot in self._draining if not self._release(slot)]
+        return more or bool(self._draining) or bool(self._emptied)
 
     # -- snapshot --------------------------------------------------------------------------
 

@@ -91,13 +91,12 @@ def select(
     profile = view.profile
     funnel, rejected, mask = _apply_filters(view, context)
     bound = None
-    if context.request.session is not None and view.sessions is not None and mask:
+    if context.request.session is not None and mask:
         bound = _bound_worker(view, context, rejected)
         if bound is not None:
             mask = _within_bound(view, bound, funnel, rejected, mask)
     if detail or not mask:
-        limit = None if detail else MAX_REFUSAL_REASONS
-        funnel = _with_reasons(view, context, funnel, rejected, limit)
+        funnel = _with_reasons(view, context, funnel, rejected, detail)
     given = _common_fields(view, context, funnel, sample)
     if not mask:
         return Decision(outcome=_refusal_outcome(funnel, context), **given)
@@ -105,7 +104,7 @@ def select(
     candidates = view.registry.candidates(mask)
     inputs = cost_inputs(view, context, candidates, mask, parameters)
     choice: _Choice | None = None
-    if len(candidates.slots) >= _ORDERED_FROM and profile.mode == "kv" and not given["temperature"]:
+    if len(candidates.slots) >= _ORDERED_FROM and not given["temperature"]:
         choice = _from_order(view, context, candidates, mask, inputs, parameters, sample)
     if choice is None:
         given |= {} if profile.among == "all" else _among(view, candidates, inputs, sample)
@@ -155,9 +154,10 @@ def _with_reasons(
     context: SelectionContext,
     funnel: Sequence[FunnelStep],
     rejected: Sequence[tuple[Filter, int]],
-    limit: int | None,
+    detail: bool,
 ) -> list[FunnelStep]:
-    """The funnel with up to ``limit`` rejections of each step; None: all."""
+    """The funnel with the rejections of each step, all of them only with ``detail``."""
+    limit = None if detail else MAX_REFUSAL_REASONS
     return [
         replace(step, rejected=_rejections(filter_, out, view, context, limit)) if out else step
         for step, (filter_, out) in zip(funnel, rejected, strict=True)
@@ -238,7 +238,7 @@ def _from_order(
     parameters: CostParameters,
     sample: float,
 ) -> _Choice | None:
-    """Terms, costs and the winner in mode kv at temperature 0, computed for the ranks that can win.
+    """Terms, costs and the winner at temperature 0, computed for the ranks that can win.
 
     Ranks with equally many cached blocks of the prompt, of which their running requests hold
     equally many, differ in their load alone: of a large class of these only the first in the order
@@ -264,7 +264,7 @@ def _from_order(
     group_of = dict(zip(positions, range(len(positions)), strict=True))
     for at in (winner, runner_up):
         if at is not None and at not in group_of:
-            group_of[at] = next(n for n, g in enumerate(groups.slots) if g >> slots[at] & 1)
+            group_of[at] = groups.number_of(slots[at])
     lazy, all_costs = _lazily(inputs, parameters, terms, costs, group_of, len(slots))
     return lazy, LazyColumn(*all_costs, (winner, runner_up)), winner
 
@@ -288,7 +288,8 @@ def _follows_order(
 ) -> bool:
     """Whether the order of load knows all that the cost depends on here."""
     return (
-        (parameters.track_prefill_tokens or parameters.track_active_blocks)
+        view.profile.mode == "kv"
+        and (parameters.track_prefill_tokens or parameters.track_active_blocks)
         and view.what_if is None
         and not view.load.decaying  # the load of many ranks changes before each decision
         and not context.request.more_hashes
@@ -305,6 +306,10 @@ class _Groups:
     slots: list[int]
     overlap: list[int]
     shared: list[int]
+
+    def number_of(self, slot: int) -> int:
+        """The group of a slot, which is in one of them."""
+        return next(number for number, group in enumerate(self.slots) if group >> slot & 1)
 
 
 def _groups(

@@ -238,9 +238,7 @@ def _under_setting(question: PlanQuestion, name: str, value: Any) -> Consequence
     config = question.view.config
     if name == "router_queue_threshold":
         # This router has no queue, so the value in force counts too.
-        first = next(_hops(question.plan), None)
-        held = first is not None and waits(first, value)
-        return Consequence(first.stage, None) if held and first is not None else None
+        return _in_queue(question.plan, value)
     if getattr(config, name) == value:
         return None
     if name == _SKIPPING and value:
@@ -254,6 +252,14 @@ def _under_setting(question: PlanQuestion, name: str, value: Any) -> Consequence
     if value == "round-robin":
         return _by_turn(question.plan, changed) or _difference(question.plan, changed)
     return _difference(question.plan, changed)
+
+
+def _in_queue(plan: RoutingPlan, threshold: float | None) -> Consequence | None:
+    """Whether the first hop would wait."""
+    first = next(_hops(plan), None)
+    if first is None or not waits(first, threshold):
+        return None
+    return Consequence(first.stage, None)
 
 
 def _by_turn(before: RoutingPlan, after: RoutingPlan) -> Consequence | None:

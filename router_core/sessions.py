@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from router_core.changes import STAGES, Stage
-from router_core.forms import COUNT, TEXT, TIME, U64, OneOf, Each, Fields, Row, check_once
+from router_core.forms import COUNT, TEXT, TIME, U64, Each, Fields, OneOf, Row, check_once
 from router_core.workers import WorkerWithDpRank
 
 #: Sessions, by hop; beyond them the one whose last request is the longest ago is forgotten.
