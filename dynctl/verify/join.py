@@ -383,13 +383,11 @@ def _router(
 ) -> ChainLink:
     mine = [router for router in routers if router.graph in ("", graph)]
     read = [router.workers for router in mine if not isinstance(router.workers, Unread)]
-    if not read:
-        refused = [router.workers for router in mine if isinstance(router.workers, Unread)]
-        return (
-            ChainLink.of_unread(refused[0])
-            if refused
-            else ChainLink(unknown="no router was queried")
-        )
+    if not mine:
+        return ChainLink(unknown="no router was queried")
+    first = mine[0].workers
+    if not read and isinstance(first, Unread):
+        return ChainLink.of_unread(first)
     ids = {item.worker.worker_id for item in cards}
     return ChainLink(value if all(ids <= known for known in read) else None)
 

@@ -68,7 +68,7 @@ class Causes:
             if gap is not None and gap.sender is sender and gap.rank is sender.rank:
                 gap.tokens += size
                 continue
-            state = _state_of(router, sender.rank)
+            state = index_state(router, sender.rank)
             gap = Gap(size, sender, sender.rank, state, request.decided_at)
             request.gaps.append(gap)
             fate.waiting = [*(fate.waiting or ()), gap]
@@ -81,7 +81,7 @@ class Causes:
         if fate.removed_at < fate.stored_at:
             if rank.epoch != fate.epoch:
                 return "restart"
-            if _state_of(router, rank) not in ("current", ""):
+            if index_state(router, rank) not in ("current", ""):
                 return "events_lost"
         return "split" if request.source.mode == READS_CACHES else "spread"
 
@@ -323,7 +323,7 @@ def _blocks_of_engine(request: Request) -> int:
     return max(size, rank.granularity)
 
 
-def _state_of(router: Router | None, rank: RankHistory) -> str:
+def index_state(router: Router | None, rank: RankHistory) -> str:
     """The state of a rank's index now; empty where the rank is not registered."""
     if router is None:
         return ""

@@ -26,7 +26,7 @@ from dynctl.documents.recording import (
     State,
 )
 from dynctl.health.hits.caches import Bounds, Caches, ModelCaches
-from dynctl.health.hits.causes import GRACE_S, READS_CACHES, Causes
+from dynctl.health.hits.causes import GRACE_S, READS_CACHES, Causes, index_state
 from dynctl.health.hits.choice import exclusion
 from dynctl.health.hits.past import RankKey, RecordedRouter, Request
 from dynctl.health.hits.tally import Tally, causes, largest, rate
@@ -336,12 +336,9 @@ class Ladder:
         request.worker = str(chosen[0])
         worker = None if router is None else router.registry.get(chosen[0])
         if worker is not None and router is not None:
-            request.worker = worker.name
-            if worker.runtime_config.data_parallel_size > 1:
-                request.worker += f"/{chosen[1]}"
-            slot = router.registry.slot(*chosen)
-            fresh = None if slot is None else router.freshness.get(slot)
-            request.state = "" if fresh is None else fresh.state
+            several = worker.runtime_config.data_parallel_size > 1
+            request.worker = f"{worker.name}/{chosen[1]}" if several else worker.name
+            request.state = index_state(router, request.rank)
         if self._by == "worker":
             request.group = request.worker
         elif self._by == "domain":

@@ -16,6 +16,7 @@ from dynctl.manifests.lint.facts import subject_of
 from dynctl.manifests.lint.levels import KNOWN_LEVELS, misordered
 from dynctl.manifests.lint.levels import LEVEL_CHECKS as LINT_CHECKS
 from dynctl.manifests.pod_placement import may_run, tolerates
+from dynctl.verify.facts import ClusterFacts
 from dynctl.verify.join import JoinedFacts, VerifiedGraph
 from dynctl.verify.live_graphs import judged_live, topologies_read, topology_names
 from dynctl.verify.needs import (
@@ -341,30 +342,37 @@ def _grove_runs(joined: JoinedFacts) -> Outcome:
     wrong: list[Found] = []
     unread: list[str] = []
     for graph, _ in _by_grove(joined):
-        annotations = {} if graph.graph is None else graph.graph.manifest.annotations
-        namespace, _, name = graph.name.rpartition("/")
-        enable = "enable Grove for Dynamo's operator and restart the operator"
-        recreate = "delete the graph and apply it again"
-        what = fix = ""
-        if str(annotations.get(ENABLE_GROVE_ANNOTATION, "")).lower() == "false":
-            command = f"kubectl annotate dynamographdeployment {name} -n {namespace}"
-            what = f'the annotation {ENABLE_GROVE_ANNOTATION} is "false"'
-            fix = f"{command} {ENABLE_GROVE_ANNOTATION}-"
-        elif isinstance(cluster.served, Unread):
-            unread.append(f"resources: {cluster.served.why}")
-        elif _GROVE_SETS not in cluster.served:
-            what = f"the cluster serves no {_GROVE_SETS}: Grove is not installed"
-            fix = f"install Grove, {enable}, then {recreate}"
-        elif any(_GROVE_CLIQUE_LABEL in pod.labels for pod in graph.pods):
-            pass
-        elif isinstance(cluster.grove_sets, Unread):
-            unread.append(f"PodCliqueSets: {cluster.grove_sets.why}")
-        elif graph.name not in cluster.grove_sets:
-            what = f"no PodCliqueSet {name}: the operator runs the graph without Grove"
-            fix = f"{enable}, then {recreate}"
-        if what:
-            wrong.append(found(graph.subject, what=what, fix=fix))
+        obstacle = _grove_obstacle(cluster, graph)
+        if isinstance(obstacle, str):
+            unread.append(obstacle)
+        elif obstacle is not None:
+            wrong.append(found(graph.subject, what=obstacle[0], fix=obstacle[1]))
     return outcome(wrong, unread)
+
+
+def _grove_obstacle(cluster: ClusterFacts, graph: VerifiedGraph) -> tuple[str, str] | str | None:
+    """What keeps a graph from Grove, and the fix; a text: why that is unknown; None: nothing."""
+    annotations = {} if graph.graph is None else graph.graph.manifest.annotations
+    namespace, _, name = graph.name.rpartition("/")
+    enable = "enable Grove for Dynamo's operator and restart the operator"
+    recreate = "delete the graph and apply it again"
+    if str(annotations.get(ENABLE_GROVE_ANNOTATION, "")).lower() == "false":
+        command = f"kubectl annotate dynamographdeployment {name} -n {namespace}"
+        what = f'the annotation {ENABLE_GROVE_ANNOTATION} is "false"'
+        return what, f"{command} {ENABLE_GROVE_ANNOTATION}-"
+    if isinstance(cluster.served, Unread):
+        return f"resources: {cluster.served.why}"
+    if _GROVE_SETS not in cluster.served:
+        what = f"the cluster serves no {_GROVE_SETS}: Grove is not installed"
+        return what, f"install Grove, {enable}, then {recreate}"
+    if any(_GROVE_CLIQUE_LABEL in pod.labels for pod in graph.pods):
+        return None
+    if isinstance(cluster.grove_sets, Unread):
+        return f"PodCliqueSets: {cluster.grove_sets.why}"
+    if graph.name in cluster.grove_sets:
+        return None
+    what = f"no PodCliqueSet {name}: the operator runs the graph without Grove"
+    return what, f"{enable}, then {recreate}"
 
 
 def _in_sync(joined: JoinedFacts) -> Outcome:

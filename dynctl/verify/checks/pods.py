@@ -182,26 +182,31 @@ def _has_label(joined: JoinedFacts) -> Outcome:
         pod, missing = pod_of(worker), _missing_labels(worker)
         if not missing or _is_young(pod, cluster.now):
             continue
+        noted, fix = "", f"kubectl delete pod {pod.name} -n {pod.namespace}"
         event = next(iter(events.get((*key_of(worker), pod.uid), ())), None)
-        at = pod.scheduled
-        since = f" {age(cluster.now - at)} ago" if at is not None and at <= cluster.now else ""
-        noted = "" if event is None else f"; event: {event.message}"
-        check = "check that the operator runs and has its permissions (DYT03), then "
-        delete = f"kubectl delete pod {pod.name} -n {pod.namespace}"
+        if event is None:
+            fix = f"check that the operator runs and has its permissions (DYT03), then {fix}"
+        else:
+            noted = f"; event: {event.message}"
         wrong.append(
             found(
                 worker.subject,
                 keys=", ".join(missing),
                 node=_node_and_value(worker),
-                since=since,
+                since=_since(pod, cluster.now),
                 noted=noted,
-                fix=delete if event is not None else check + delete,
+                fix=fix,
             )
         )
     bare = [worker for worker in workers if not _has_labels(worker)]
     judged, whole = len(workers) - len(bare), len(workers)
     elsewhere = (_explaining_code(worker) for worker in bare)
     return tally(wrong, unlabelled_graphs(joined), judged, whole, "pod", elsewhere)
+
+
+def _since(pod: Pod, now: float) -> str:
+    at = pod.scheduled
+    return f" {age(now - at)} ago" if at is not None and at <= now else ""
 
 
 def _explaining_code(worker: WorkerChain) -> str:

@@ -9,6 +9,7 @@ from dynctl.documents.verify import VerifyReport
 from dynctl.findings.catalogue import SECTIONS, catalogue
 from dynctl.findings.runner import Check, run
 from dynctl.findings.suppression import Suppressions
+from dynctl.health.deployment import Deployment
 from dynctl.health.facts import Unread
 from dynctl.verify.chain_rows import custody_rows
 from dynctl.verify.checks.access import ACCESS_CHECKS
@@ -73,19 +74,25 @@ def _applies(section: str, facts: VerifyFacts) -> bool:
     return mounted or (facts.registry is not None and section in _REGISTERED)
 
 
+def _count_text(deployment: Deployment | Unread) -> str:
+    if isinstance(deployment, Unread):
+        return "not read"
+    return f"{len(deployment.workers):,} workers"
+
+
 def _sources(joined: JoinedFacts) -> list[str]:
     facts = joined.facts
     sources = []
     if facts.cluster is not None:
         where = ", ".join(facts.cluster.namespaces) or "all namespaces"
-        graphs = ", ".join(graph.name for graph in joined.graphs[:5])
-        more = f" and {len(joined.graphs) - 5} more" if joined.graphs[5:] else ""
-        sources.append(f"{facts.cluster.title}, {where}: {graphs or 'no graph'}{more}")
+        names = [graph.name for graph in joined.graphs]
+        more = f" and {len(names) - 5} more" if names[5:] else ""
+        sources.append(
+            f"{facts.cluster.title}, {where}: {', '.join(names[:5]) or 'no graph'}{more}"
+        )
     if facts.registry is not None:
         deployment = facts.registry.deployment
-        known = () if isinstance(deployment, Unread) else deployment.workers
-        count = "not read" if isinstance(deployment, Unread) else f"{len(known):,} workers"
-        sources.append(f"{facts.registry.title}: {count}")
+        sources.append(f"{facts.registry.title}: {_count_text(deployment)}")
     if facts.mount is not None:
         sources.append(f"mount {facts.mount.path}")
     sources += [f"frontend {router.name}" for router in facts.routers]
