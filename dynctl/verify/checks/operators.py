@@ -197,7 +197,7 @@ def _one_operator(joined: JoinedFacts) -> Outcome:
     return outcome(wrong)
 
 
-def _rivals(operators: Sequence[Workload]) -> list[Workload]:
+def _rivals(operators: Sequence[KubeDeployment]) -> list[KubeDeployment]:
     """The operators that certainly work on a namespace, of those that may watch it."""
     restricted = [operator for operator in operators if scope(operator).namespace]
     # Operators of the whole cluster leave a namespace to one that is restricted to it.
