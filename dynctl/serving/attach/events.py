@@ -49,12 +49,12 @@ class BlockTree:
             self._copies.clear()
             return (event,)
         if isinstance(event, BlocksStored):
-            return self._stored(event)
+            return self._store_blocks(event)
         if isinstance(event, BlocksRemoved):
-            return self._removed(event)
+            return self._remove_blocks(event)
         return ()  # blocks of a sliding window: Dynamo's events do not describe them
 
-    def _stored(self, event: BlocksStored) -> Iterable[PlainEvent]:
+    def _store_blocks(self, event: BlocksStored) -> Iterable[PlainEvent]:
         blocks = self._tiers.setdefault(event.tier, {})
         parent, news = event.parent_hash, False
         for name, local in zip(event.block_hashes, event.local_hashes, strict=True):
@@ -66,7 +66,7 @@ class BlockTree:
             parent = name
         return (event,) if news else ()
 
-    def _removed(self, event: BlocksRemoved) -> Iterable[PlainEvent]:
+    def _remove_blocks(self, event: BlocksRemoved) -> Iterable[PlainEvent]:
         blocks = self._tiers.get(event.tier, {})
         gone = []
         for name in event.block_hashes:

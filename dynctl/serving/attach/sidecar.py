@@ -388,7 +388,7 @@ class Sidecar:
                 failure = await self._probe()
                 if failure is None:
                     missed, probes = 0, probes + 1
-                    if (suspected or probes % 5 == 0) and await self._changed():
+                    if (suspected or probes % 5 == 0) and await self._engine_changed():
                         return
                     continue
                 missed += 1
@@ -399,7 +399,7 @@ class Sidecar:
         finally:
             await end_tasks([load])
 
-    async def _changed(self) -> bool:
+    async def _engine_changed(self) -> bool:
         """Whether another engine answers now at this address."""
         attached = self._attached
         facts = await self._reader.facts(self.config.engine)

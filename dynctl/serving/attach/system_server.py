@@ -126,14 +126,14 @@ class SystemServer:
             answer.force_close()
             return answer
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            return _refused("'taints' must be a JSON array of strings")
+            return _refusal("'taints' must be a JSON array of strings")
         if len(taints) > _MAX_TAINTS or any(not 0 < len(taint) <= _MAX_TAINT for taint in taints):
-            return _refused(
+            return _refusal(
                 f"expected at most {_MAX_TAINTS} taints of 1 to {_MAX_TAINT} characters"
             )
         for taint in taints:
             if taint.startswith(TOPOLOGY_PREFIX):
-                return _refused(f"taint {taint!r} uses reserved prefix {TOPOLOGY_PREFIX!r}")
+                return _refusal(f"taint {taint!r} uses reserved prefix {TOPOLOGY_PREFIX!r}")
         self._set_taints(tuple(taints))
         return _json({"status": "ok", "taints": taints})
 
@@ -147,7 +147,7 @@ def _json(value: Any, status: int = 200) -> web.Response:
     return web.Response(body=body, status=status, content_type="application/json")
 
 
-def _refused(problem: str) -> web.Response:
+def _refusal(problem: str) -> web.Response:
     """As Dynamo's workers answer."""
     message = f"Python callback failed: ValueError: {problem}"
     return _json({"error": "Handler error", "message": message}, 500)

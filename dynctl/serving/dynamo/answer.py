@@ -164,7 +164,7 @@ class Parsers(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Choice:
+class _WholeChoice:
     """The whole of one choice, for an answer without streaming."""
 
     text: list[str] = field(default_factory=list)
@@ -245,7 +245,7 @@ class EngineAnswer:
         self._usage_in_each = options.continuous_usage and options.include_usage and options.stream
         self._wants_ids = options.nvext.wants("completion_token_ids")
         self._wants_reason = options.nvext.wants("stop_reason")
-        self._whole: dict[int, _Choice] = {}
+        self._whole: dict[int, _WholeChoice] = {}
         self._nvext: dict[str, Any] = {}
         self._before, self._after = self._frame()
         self._plain = self._plain_frame()
@@ -510,7 +510,7 @@ class EngineAnswer:
             elif parses:
                 self._find_calls(index, state, choice)
 
-    def _find_calls(self, index: int, state: _Calling, choice: _Choice) -> None:
+    def _find_calls(self, index: int, state: _Calling, choice: _WholeChoice) -> None:
         text = "".join(choice.text)
         part = self._calls_in(text)
         if part is not None:
@@ -754,7 +754,7 @@ class EngineAnswer:
         return b"".join(parts)
 
     def _keep_delta(self, delta: _Delta) -> None:
-        choice = self._whole.setdefault(delta.index, _Choice())
+        choice = self._whole.setdefault(delta.index, _WholeChoice())
         if delta.text:
             choice.text.append(delta.text)
         if delta.reasoning:
@@ -781,7 +781,7 @@ def parsers_of(
     if options.tools and options.tool_choice != "none":
         tools = _supported_parser(runtime, "tool_call_parser", TOOL_CALL_PARSERS, "tools")
     if tools is not None and options.logprobs:
-        raise _unsupported("logprobs", f"logprobs with tool_call_parser {tools} is not supported")
+        raise _not_supported("logprobs", f"logprobs with tool_call_parser {tools} is not supported")
     forced = bool(options.tools) and is_forced(options.tool_choice)
     if forced:
         _check_forced_call(options, runtime, tools)
@@ -796,7 +796,7 @@ def _supported_parser(
     name = str(runtime.get(key) or "") or None
     if name is not None and name not in supported:
         problem = f"{key} {name} of the model is not supported; supported: {', '.join(supported)}"
-        raise _unsupported(field, problem)
+        raise _not_supported(field, problem)
     return name
 
 
@@ -805,15 +805,15 @@ def _check_forced_call(
 ) -> None:
     if tools in _OWN_CONSTRAINT:
         problem = f"a forced tool_choice with tool_call_parser {tools} is not supported"
-        raise _unsupported("tool_choice", problem)
+        raise _not_supported("tool_choice", problem)
     if runtime.get("structural_tag_mode") == "on":
         problem = "a forced tool_choice with structural_tag_mode on is not supported"
-        raise _unsupported("tool_choice", problem)
+        raise _not_supported("tool_choice", problem)
     if options.logprobs:
-        raise _unsupported("logprobs", "logprobs with a forced tool_choice is not supported")
+        raise _not_supported("logprobs", "logprobs with a forced tool_choice is not supported")
 
 
-def _unsupported(field: str, problem: str) -> RequestError:
+def _not_supported(field: str, problem: str) -> RequestError:
     return RequestError(501, "unsupported", field, problem)
 
 
@@ -852,7 +852,7 @@ def _rules(request: EngineRequest) -> StopRules:
     )
 
 
-def _whole_chat(index: int, choice: _Choice) -> dict[str, Any]:
+def _whole_chat(index: int, choice: _WholeChoice) -> dict[str, Any]:
     message: dict[str, Any] = {"content": "".join(choice.text) or None, "refusal": None}
     message["role"] = "assistant"
     if choice.reasoning:
@@ -869,7 +869,7 @@ def _whole_chat(index: int, choice: _Choice) -> dict[str, Any]:
     }
 
 
-def _whole_completion(index: int, choice: _Choice) -> dict[str, Any]:
+def _whole_completion(index: int, choice: _WholeChoice) -> dict[str, Any]:
     whole: dict[str, Any] = {"text": "".join(choice.text), "index": index}
     if choice.logprobs is not None:
         whole["logprobs"] = choice.logprobs

@@ -55,7 +55,7 @@ _SETTINGS: Final = Unknown(
 
 
 @dataclass(slots=True)
-class _Counts:
+class _ChoiceCounts:
     requests: int = 0
     hits: int = 0
     predicted: int = 0
@@ -80,7 +80,7 @@ class ChoiceAudit:
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._counts: dict[int, _Counts] = {}
+        self._counts: dict[int, _ChoiceCounts] = {}
         self._prefill: OrderedDict[str, WorkerWithDpRank] = OrderedDict()
         #: Request -> (the worker that was chosen, its cost).
         self._expected: OrderedDict[str, tuple[int, float]] = OrderedDict()
@@ -137,7 +137,7 @@ class ChoiceAudit:
         if worker_id != read.worker_id:
             self.skipped[NO_EVENT] += worker is not None
             return
-        counts = self._of(read.worker_id)
+        counts = self._counts_of(read.worker_id)
         counts.costs += 1
         counts.same_costs += abs(cost - read.logit) < _SAME_COST
 
@@ -152,14 +152,14 @@ class ChoiceAudit:
         self.skipped[reason] += 1
         return Prediction(unpredicted=reason)
 
-    def _of(self, worker_id: int) -> _Counts:
+    def _counts_of(self, worker_id: int) -> _ChoiceCounts:
         if worker_id not in self._counts and len(self._counts) >= MAX_WORKERS:
             registry = self._router.registry
             for gone in [
                 worker_id for worker_id in self._counts if registry.get(worker_id) is None
             ]:
                 del self._counts[gone]
-        return self._counts.setdefault(worker_id, _Counts())
+        return self._counts.setdefault(worker_id, _ChoiceCounts())
 
     def _judge_aggregated(
         self, event: SequenceAdded, worker: Worker, chosen: WorkerWithDpRank
@@ -203,7 +203,7 @@ class ChoiceAudit:
         if known and len(decision.refs) == 1:
             self.skipped[NO_CHOICE] += 1
             return
-        counts = self._of(chosen.worker_id)
+        counts = self._counts_of(chosen.worker_id)
         counts.requests += 1
         if not known:
             counts.causes["candidates"] += 1

@@ -110,7 +110,7 @@ class Bookings(Protocol):
     ) -> None: ...
 
 
-class _Prompt(msgspec.Struct, frozen=True, kw_only=True):
+class _WorkerPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """What routing reads of a worker's request; the rest is forwarded as it is."""
 
     token_ids: list[U32]
@@ -186,7 +186,7 @@ class RouterComponent:
         """Choose a worker, forward the request there, and return its output."""
         body = plane.body
         try:
-            prompt = msgspec.convert(body, _Prompt, strict=True)
+            prompt = msgspec.convert(body, _WorkerPrompt, strict=True)
         except msgspec.ValidationError as error:
             raise ErrorItem(f"invalid request: {error}", "InvalidArgument") from None
         service = self._service
@@ -194,11 +194,11 @@ class RouterComponent:
         request = self._request(prompt, plane.request_id)
         if DRY_RUN in prompt.annotations:
             await service.read_index(request)
-            routing = {**_ids(*_chosen(service.plan(request))), "token_ids": prompt.token_ids}
+            routing = {**_ids(*_chosen_ref(service.plan(request))), "token_ids": prompt.token_ids}
             yield {"data": {**_EMPTY, "routing_data": routing}}
             return
         plan, _ = await self._bookings.place(request, lambda _: False)
-        ref = _chosen(plan)  # a refusal has no booking
+        ref = _chosen_ref(plan)  # a refusal has no booking
         booking = self._bookings.bookings[request.id]
         routed = _Routed(request, plan, ref, booking, began, received)
         try:
@@ -270,7 +270,7 @@ class RouterComponent:
             record.outcome, record.response = "upstream_error", None
             self._service.observers.response(request.id, record.client_response())
             raise for_client from None
-        routed.plan, routed.ref = plan, _chosen(plan)
+        routed.plan, routed.ref = plan, _chosen_ref(plan)
         routed.booking = self._bookings.bookings[request.id]
 
     async def _forward(
@@ -301,9 +301,9 @@ class RouterComponent:
     async def best_worker_id(self, plane: PlaneRequest) -> AsyncIterator[Any]:
         """The worker for a list of token ids; books nothing."""
         tokens = _tokens(plane.body, "token_ids")
-        request = self._request(_Prompt(token_ids=tokens), plane.request_id)
+        request = self._request(_WorkerPrompt(token_ids=tokens), plane.request_id)
         await self._service.read_index(request)
-        yield {"data": _chosen(self._service.plan(request))[0]}
+        yield {"data": _chosen_ref(self._service.plan(request))[0]}
 
     async def get_overlap_scores(self, plane: PlaneRequest) -> AsyncIterator[Any]:
         """The cached blocks of each rank by tier."""
@@ -314,7 +314,7 @@ class RouterComponent:
             lora_name=_maybe_text(body, "lora_name"),
             cache_salt=_maybe_text(body, "cache_namespace"),
         )
-        prompt = _Prompt(token_ids=_tokens(body["token_ids"], "token_ids"), routing=hints)
+        prompt = _WorkerPrompt(token_ids=_tokens(body["token_ids"], "token_ids"), routing=hints)
         request = self._request(prompt, plane.request_id)
         await self._service.read_index(request)
         router = self._service.router
@@ -352,7 +352,7 @@ class RouterComponent:
 
     # -- inside ----------------------------------------------------------------------------
 
-    def _request(self, prompt: _Prompt, request_id: str) -> RoutingRequest:
+    def _request(self, prompt: _WorkerPrompt, request_id: str) -> RoutingRequest:
         service = self._service
         models = service.models()
         if not models:
@@ -423,7 +423,7 @@ _EMPTY: Final[Mapping[str, Any]] = {
 """An output without tokens, as Dynamo writes it."""
 
 
-def _chosen(plan: RoutingPlan) -> tuple[int, int]:
+def _chosen_ref(plan: RoutingPlan) -> tuple[int, int]:
     """The worker id and rank of a plan; raises ErrorItem for a refusal."""
     decision = plan.final
     if not plan.ok or decision.winner is None:

@@ -103,7 +103,7 @@ class DynamoFleet(Fleet):
             and not service.router.config.use_remote_indexer,
             on_deployment=self._take,
             on_available=self._take_reasons,
-            on_interrupted=self._interrupted,
+            on_interrupted=self._on_interruption,
             sequences=False,
             only=dynamo.endpoint,
             apply=service.apply,
@@ -559,7 +559,7 @@ class DynamoFleet(Fleet):
         """Workers report their load with requests only, so a report is never overdue."""
         return _LOAD_S
 
-    def _interrupted(self, reason: str | None) -> None:
+    def _on_interruption(self, reason: str | None) -> None:
         if reason is None:
             self._service.clear_condition(codes.DISCOVERY_INTERRUPTED, self._title)
             return

@@ -29,7 +29,7 @@ class FrontendTraffic:
             return self.lost(frontend)
         before, self._last[frontend] = self._last.get(frontend), totals
         if before is not None and not counters_fell(before, totals):
-            self._sum += _counted(before, totals)
+            self._sum += _traffic_between(before, totals)
 
     def lost(self, frontend: str) -> None:
         """The frontend did not answer, or is gone."""
@@ -49,7 +49,7 @@ def counters_fell(before: RequestTotals, after: RequestTotals) -> bool:
     )
 
 
-def _counted(before: RequestTotals, after: RequestTotals) -> Traffic:
+def _traffic_between(before: RequestTotals, after: RequestTotals) -> Traffic:
     ended = ended_requests(
         {kind: number - before.ended.get(kind, 0.0) for kind, number in after.ended.items()}
     )

@@ -152,7 +152,7 @@ class LoadMirror:
         if len(self.earlier) >= _MOST_RANKS:
             self.earlier.clear()
         sums = self.earlier.setdefault((worker_id, dp_rank), deque(maxlen=_EARLIER))
-        sums.append(_mirrored(self._router, slot, _gauge(worker_id, dp_rank))[0])
+        sums.append(_mirrored_bookings(self._router, slot, _gauge(worker_id, dp_rank))[0])
 
 
 def gauge_changes(
@@ -176,7 +176,7 @@ def gauge_changes(
             continue
         name = _gauge(worker_id, dp_rank)
         changes.append(Freed(name))
-        tokens, blocks = _mirrored(router, slot, name)
+        tokens, blocks = _mirrored_bookings(router, slot, name)
         tokens = max(0, load.active_prefill_tokens - tokens)
         blocks = max(0, load.active_decode_blocks - blocks)
         if not blocks and load.active_prefill_tokens in earlier.get((worker_id, dp_rank), ()):
@@ -195,7 +195,7 @@ def _gauge(worker_id: int, dp_rank: int) -> str:
     return f"{_GAUGE} {worker_id:x}.{dp_rank}"
 
 
-def _mirrored(router: Router, slot: int, gauge: str) -> tuple[int, int]:
+def _mirrored_bookings(router: Router, slot: int, gauge: str) -> tuple[int, int]:
     """The prefill tokens and blocks of a slot without those that are booked for its gauge."""
     load = router.load
     tokens, blocks = load.booked_prefill(slot), load.decode_blocks[slot]

@@ -460,7 +460,7 @@ class Observer:
             if source is not None and channel is None and item.shared_events:
                 self._ranks[key] = self._sharing(source, item)
             elif source is not None:
-                self._ranks[key] = self._followed(source, channel)
+                self._ranks[key] = self._follow_rank(source, channel)
         if item.shared_events:
             self._follow_shared(item)
         if item.durable_events is not None:
@@ -521,7 +521,7 @@ class Observer:
                 task = self.tasks.start("KV event stream", follower.run, of)
                 component.followers[publisher] = _Follower(channel, task)
 
-    def _followed(self, source: EventSource, channel: EventChannel | None) -> _FollowedRank:
+    def _follow_rank(self, source: EventSource, channel: EventChannel | None) -> _FollowedRank:
         index = RankIndex(source, self._recover, self.applier.take, self._clock)
         of = f"{source.worker_id:x} rank {source.dp_rank}"
         tasks = [self.tasks.start("index recovery", index.run, of)]

@@ -61,7 +61,7 @@ class Recover(Protocol):
 
 
 @dataclass(slots=True)
-class _Counts:
+class _RankCounts:
     batches: int = 0
     gaps: int = 0
     healed: int = 0
@@ -89,7 +89,7 @@ class RankIndex:
         self._recover = recover
         self._emit = emit
         self._clock = clock
-        self._counts = _Counts()
+        self._counts = _RankCounts()
         self._connected = False
         self._sequence = EventSequence(first=1)
         self._last_at: float | None = None
@@ -179,7 +179,7 @@ class RankIndex:
                 if self._sequence.last is None:
                     self.request_recovery()  # the worker may answer anyway
             case ChannelCode.PUBLISHER_RESTARTED:
-                self._restarted(value.message)
+                self._note_restart(value.message)
             case ChannelCode.EVENTS_DROPPED:
                 # Requested at once: no later event would show a loss at the end of a burst.
                 self.request_recovery()
@@ -278,7 +278,7 @@ class RankIndex:
             start = last_seen  # the same process has this event, and returns it as it was
         answer = await self._recover(self.source, start)
         if last_seen is not None and not self._is_same_process(answer, last_seen):
-            self._restarted(f"it does not have event {last_seen:,} as it was received")
+            self._note_restart(f"it does not have event {last_seen:,} as it was received")
             return
         self._unproven = False
         if await self._take_answer(answer):
@@ -306,7 +306,9 @@ class RankIndex:
                 self._sequence.advance(max(before, last or 0))
             case TooNew(newest_available=newest):
                 if self._sequence.last is not None and not answer.nothing_missed:
-                    self._restarted(f"it has {newest} events, {self._sequence.last} were received")
+                    self._note_restart(
+                        f"it has {newest} events, {self._sequence.last} were received"
+                    )
                     return False
                 self._sequence.advance(newest)
             case InvalidRange():
@@ -375,7 +377,7 @@ class RankIndex:
             self._counts.lost += lost
             self._missing += lost
 
-    def _restarted(self, why: str) -> None:
+    def _note_restart(self, why: str) -> None:
         self._counts.restarts += 1
         self._sequence.reset()
         self._last_event, self._unproven = None, False

@@ -117,7 +117,7 @@ class Sender(Protocol):
     def forget(self, subject: str) -> None: ...
 
 
-class Registry(Protocol):
+class WorkerRegistry(Protocol):
     """Finds what discovery has about workers and models."""
 
     def registered(self, worker_id: int) -> RegisteredWorker | None: ...
@@ -202,7 +202,7 @@ class PlaneDispatch:
     def __init__(
         self,
         plane: Sender,
-        registry: Registry,
+        registry: WorkerRegistry,
         limits: Limits,
         dynamo: DynamoConfig,
         *,
@@ -229,7 +229,7 @@ class PlaneDispatch:
         tokenizer = self._registry.tokenizer_of(*served)
         assert parsed is not None
         if call.one_engine:
-            raise _unsupported("a batch is not supported: send one request for each", "prompt")
+            raise _not_supported("a batch is not supported: send one request for each", "prompt")
         if tokenizer is None:
             raise HttpError(
                 503,
@@ -239,7 +239,7 @@ class PlaneDispatch:
                 headers={"retry-after": "1"},
             )
         if call.token_ids is None:
-            raise _unsupported("; ".join(call.request.notes), parsed.prompt_field)
+            raise _not_supported("; ".join(call.request.notes), parsed.prompt_field)
         card = self._registry.card_of(*served)
         parsers = NO_PARSERS
         if card is not None:
@@ -346,7 +346,7 @@ class PlaneDispatch:
             stream.move_to(link, worker.name, call.on_output)
             link.catch_up()
         elif not message.prefill:
-            alone = _prepared(call).options.choices == 1
+            alone = _prepared_request(call).options.choices == 1
             stream.begin(
                 call.on_output,
                 None if call.move is None else partial(call.move, call),
@@ -364,7 +364,7 @@ class PlaneDispatch:
 
     def continued(self, call: Call, stream: EngineStream) -> Call:
         assert isinstance(stream, PlaneStream)
-        prepared = _prepared(call)
+        prepared = _prepared_request(call)
         request, done = prepared.request, stream.answer.token_ids
         stop = request.stop_conditions
         left = None if stop.max_tokens is None else max(0, stop.max_tokens - len(done))
@@ -386,12 +386,12 @@ class PlaneDispatch:
         limit, most = self._dynamo.migration_limit, self._dynamo.migration_max_tokens
         if most is not None and len(call.token_ids or ()) > most:
             return 0
-        if _prepared(call).options.choices > 1:
+        if _prepared_request(call).options.choices > 1:
             return 0  # the choices would go on from different tokens
         return worker.card.migration_limit if limit is None else limit
 
     def _answer(self, call: Call) -> EngineAnswer:
-        prepared = _prepared(call)
+        prepared = _prepared_request(call)
         return EngineAnswer(
             prepared.options,
             prepared.request,
@@ -402,17 +402,17 @@ class PlaneDispatch:
         )
 
 
-def _prepared(call: Call) -> _Prepared:
+def _prepared_request(call: Call) -> _Prepared:
     prepared = call.message
     assert isinstance(prepared, _Prepared)
     return prepared
 
 
 def _request(call: Call) -> EngineRequest:
-    return _prepared(call).request
+    return _prepared_request(call).request
 
 
-def _unsupported(message: str, field: str) -> RequestError:
+def _not_supported(message: str, field: str) -> RequestError:
     return RequestError(501, "unsupported", field, message)
 
 
@@ -536,7 +536,7 @@ class PlaneStream(EngineStream):
                     break
                 if isinstance(step, RawItem):
                     left -= len(step.document) // _STEP_BYTES
-                    self._take_item(self._decoded(step), events)
+                    self._take_item(self._decode_item(step), events)
                 elif isinstance(step, Completed):
                     self._complete(events)
                 elif isinstance(step, RequestRefused):
@@ -569,7 +569,7 @@ class PlaneStream(EngineStream):
         if link is self._link:
             self._fail(failure)
 
-    def _decoded(self, item: RawItem) -> EngineItem:
+    def _decode_item(self, item: RawItem) -> EngineItem:
         """The item; output that Dynamo does not accept is an error of the worker, as there."""
         try:
             return decode_engine_item(item)
@@ -580,7 +580,7 @@ class PlaneStream(EngineStream):
     def _take_item(self, item: EngineItem, events: list[bytes]) -> None:
         answer, output = self.answer, item.data
         if item.failure is not None:
-            raise _reported(self.origin, item)
+            raise _reported_failure(self.origin, item)
         if output is None:
             return
         if len(output.token_ids) > _OUTPUT_TOKENS:
@@ -878,7 +878,7 @@ def _as_of_the_start(output: EngineOutput, earlier: int) -> EngineOutput:
     return msgspec.structs.replace(output, completion_usage=usage)
 
 
-def _reported(origin: str, item: EngineItem) -> UpstreamFailure:
+def _reported_failure(origin: str, item: EngineItem) -> UpstreamFailure:
     """The failure that a worker reported in its response, without its text."""
     error = item.error if isinstance(item.error, dict) else {}
     status = INVALID_STATUS if error.get("class") == "InvalidRequest" else ERROR_STATUS

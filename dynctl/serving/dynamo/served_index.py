@@ -177,9 +177,9 @@ class RemoteIndex:
             async with asyncio.timeout(ANSWER_S):
                 await self._ask(request)
         except TimeoutError:
-            self._failed(f"no answer within {ANSWER_S:g} s")
+            self._note_failure(f"no answer within {ANSWER_S:g} s")
         except (RequestPlaneError, WireError) as error:
-            self._failed(str(error))
+            self._note_failure(str(error))
         else:
             self._service.clear_condition(codes.INDEXER_LOST, request.model)
 
@@ -221,7 +221,7 @@ class RemoteIndex:
             names = tuple(reversed(request.sequence_hashes[:blocks]))
             self._service.apply(KvEvent(ref.worker_id, ref.dp_rank, BlocksRemoved(names)))
 
-    def _failed(self, problem: str) -> None:
+    def _note_failure(self, problem: str) -> None:
         self._silent_until = self._service.clock() + PAUSE_S
         for model in self._service.models():
             self._service.set_condition(

@@ -133,18 +133,20 @@ class ObservedFleet(Fleet):
 
     def find(self, text: str) -> EngineRow | None:
         worker = self._service.find_worker(text)
-        return None if worker is None else self._observed(worker, self.states())
+        return None if worker is None else self._observed_row(worker, self.states())
 
     def row_steps(self) -> Generator[None, None, list[EngineRow | UnregisteredEngine]]:
         # One step, so that no reading is torn; an observer keeps no client waiting.
         yield
         states = self.states()
-        return [self._observed(worker, states) for worker in self._service.router.registry]
+        return [self._observed_row(worker, states) for worker in self._service.router.registry]
 
     def waiting(self) -> dict[int, Mapping[int, int]]:
         return dict(self.queued())
 
-    def _observed(self, worker: Worker, states: Mapping[tuple[int, int], StreamState]) -> EngineRow:
+    def _observed_row(
+        self, worker: Worker, states: Mapping[tuple[int, int], StreamState]
+    ) -> EngineRow:
         router = self._service.router
         waits = self.queued().get(worker.worker_id, NONE_WAITING)
         ranks = rank_rows(router, worker, self._service.clock(), waits)
@@ -271,7 +273,7 @@ class Shadow:
             self._remember(event.request_id, _Prefill(chosen, computed=computed))
             return
         first = self._open.get(event.request_id, _NO_PREFILL)
-        self._recordings.add(lambda at: _arrived(at, event, worker, first.computed))
+        self._recordings.add(lambda at: _arrival(at, event, worker, first.computed))
         blocks = 0 if event.token_sequence is None else len(event.token_sequence)
         self._record(event.request_id, chosen, EVENTS, predicted, event.router_id, blocks=blocks)
 
@@ -406,7 +408,7 @@ class _Prefill(NamedTuple):
 _NO_PREFILL: Final = _Prefill()
 
 
-def _arrived(at: float, event: SequenceAdded, worker: Worker, computed: int | None) -> Arrived:
+def _arrival(at: float, event: SequenceAdded, worker: Worker, computed: int | None) -> Arrived:
     """The request of an event. In a decode pool the hashes are random, and only their number
     counts; ``computed``: as of the prefill hop, from which the incomplete last block follows."""
     size, hashes = worker.block_size, event.token_sequence or ()

@@ -61,7 +61,7 @@ class SharedChannels:
         try:
             events = decode_router_events(value.payload)
         except WireError:
-            for index in self._concerned(publisher):
+            for index in self._concerned_ranks(publisher):
                 index.take(value)
             return
         ranks = self._ranks()
@@ -79,10 +79,10 @@ class SharedChannels:
             and not self._all_open()
         ):
             return
-        for index in self._concerned(publisher):
+        for index in self._concerned_ranks(publisher):
             index.take(value)
 
-    def _concerned(self, publisher: int) -> list[RankIndex]:
+    def _concerned_ranks(self, publisher: int) -> list[RankIndex]:
         """The ranks whose channel it is, else those whose channel it can be."""
         ranks = self._ranks()
         if publisher in self._owners:

@@ -147,7 +147,7 @@ class Member:
     doubt: bool = False
     ejection: Ejection = field(default_factory=lambda: Ejection(EjectionLimits()))
     responses: set[EngineStream] = field(default_factory=set)
-    group: Group | None = None
+    group: WorkerGroup | None = None
     failures: int = 0
     excused: int = 0
     probed: bool = False
@@ -179,7 +179,7 @@ class Member:
 
 
 @dataclass(slots=True)
-class Group:
+class WorkerGroup:
     """The registered workers of one model and role. ``panic``: too few of them are well."""
 
     name: str
@@ -201,7 +201,7 @@ class Fleet:
         self._config = config
         self._members: dict[str, Member] = {}
         self._by_id: dict[int, Member] = {}
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, WorkerGroup] = {}
         self._joining = asyncio.Lock()
         self._turn = 0
         self._engines = EngineReader(upstream, config.health.timeout_s)
@@ -292,7 +292,7 @@ class Fleet:
                 source=member.source,
                 endpoint=spec.url,
                 domains=dict(spec.domains),
-                runtime_config=_specified(spec),
+                runtime_config=_specified_config(spec),
             )
         ranks = rank_rows(router, worker, self._service.clock(), member.waiting)
         reason = router.registry.unavailable_reason(spec.worker_id)
@@ -513,7 +513,7 @@ class Fleet:
                 self._groups.pop(old.name, None)
             self._judge(old)
         if name is not None and member.group is None:
-            member.group = self._groups.setdefault(name, Group(name))
+            member.group = self._groups.setdefault(name, WorkerGroup(name))
             member.group.members[member.spec.name] = member
 
     def _show(self, member: Member) -> None:
@@ -525,7 +525,7 @@ class Fleet:
         if not self._judge(group):
             self._admit(member, panic=group.panic)
 
-    def _judge(self, group: Group) -> bool:
+    def _judge(self, group: WorkerGroup) -> bool:
         """Begin or end the panic of a group; returns whether it changed."""
         well, everyone = len(group.well), len(group.members)
         threshold = self._config.health.panic_threshold
@@ -924,11 +924,11 @@ def _unregistered_row(member: Member) -> WorkerRow:
         status=UNREACHED,
         reason=member.problem,
         domains=dict(spec.domains),
-        runtime_config=_specified(spec),
+        runtime_config=_specified_config(spec),
     )
 
 
-def _specified(spec: WorkerSpec) -> dict[str, Any]:
+def _specified_config(spec: WorkerSpec) -> dict[str, Any]:
     """What the spec has of the card of an engine that was not reached yet."""
     taints = [canonical_taint(domain, value) for domain, value in spec.domains.items()]
     return {"taints": [*taints, *spec.taints]} if taints or spec.taints else {}

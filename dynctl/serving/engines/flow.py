@@ -189,12 +189,12 @@ class RequestFlow:
             plan = await self._placement.place(request)
             call.record.route_s += service.clock() - began
             if plan.first.queue is not None:
-                plan = await self._admitted(plan, request, call.record, again=admitted)
+                plan = await self._wait_for_turn(plan, request, call.record, again=admitted)
             admitted = True
             if not plan.ok:
                 if self._may_try_again(tries):
                     continue
-                raise self._refused(plan, request, call, tries)
+                raise self._refusal(plan, request, call, tries)
             if call.one_engine and plan.prefill is not None:
                 raise HandoffRefused(plan)
             if tries.died:
@@ -205,10 +205,10 @@ class RequestFlow:
             earlier = call.record.plan
             try:
                 if plan.prefill is None:
-                    return await self._aggregated(call, request, plan)
+                    return await self._run_whole(call, request, plan)
                 address = pair_address(self._fleet, plan.prefill)
                 if address is not None:
-                    return await self._bootstrapped(call, request, plan, address)
+                    return await self._run_pair(call, request, plan, address)
                 return await self._prefill_then_decode(call, request, plan, tries)
             except asyncio.CancelledError:
                 if call.record.plan is earlier:  # no decode hop was decided yet
@@ -222,7 +222,7 @@ class RequestFlow:
                 again = tries.stranded is None
                 tries.stranded = error.plan
                 if not again:
-                    raise self._refused(error.plan, request, call, tries) from error
+                    raise self._refusal(error.plan, request, call, tries) from error
                 tries.failed |= dict.fromkeys(self._same_domain(error.plan), _STRANDED)
 
     def _end_attempt(
@@ -256,7 +256,7 @@ class RequestFlow:
         if ref is not None:
             self._fleet.report_failure(ref.worker_id, failure)
 
-    async def _admitted(
+    async def _wait_for_turn(
         self, plan: RoutingPlan, request: RoutingRequest, record: RequestRecord, *, again: bool
     ) -> RoutingPlan:
         """The plan of a request when the router queue lets it pass."""
@@ -272,7 +272,7 @@ class RequestFlow:
 
     # -- the three ways --------------------------------------------------------------------
 
-    async def _aggregated(self, call: Call, request: RoutingRequest, plan: RoutingPlan) -> Answer:
+    async def _run_whole(self, call: Call, request: RoutingRequest, plan: RoutingPlan) -> Answer:
         decision = plan.final
         self._service.book(decision, request, call.record)
         self._service.prefill_ends.begin(decision, request)
@@ -319,20 +319,20 @@ class RequestFlow:
         response = await self._open(call, decision, self._hops.prefill(call, decision), quick=True)
         try:
             answer = await response.read(self._limits.prefill_answer_bytes)
-            self._answered(decision, began, quick=True)
+            self._note_first_output(decision, began, quick=True)
             call.record.take_usage(answer, prefill=True)
             return self._hops.handed_over(decision, answer)
         except UpstreamFailure as failure:
             self._trace_lost(call, decision, failure)
-            accepted = _accepted(response, failure)
+            accepted = _has_prompt(response, failure)
             raise _HopFailed(failure, worker, "prefill", began, accepted=accepted) from failure
         except ValueError as error:
             unreadable = UpstreamFailure("protocol", f"{worker.name}: {error}")
             raise _HopFailed(unreadable, worker, "prefill") from error
         finally:
-            self._ended(worker, response)
+            self._close_response(worker, response)
 
-    async def _bootstrapped(
+    async def _run_pair(
         self, call: Call, request: RoutingRequest, plan: RoutingPlan, address: tuple[str, int]
     ) -> Answer:
         """Both engines get the request at once and meet in a bootstrap room."""
@@ -371,14 +371,14 @@ class RequestFlow:
         try:
             answer = await response.read(self._limits.prefill_answer_bytes)
             accepted = True
-            self._answered(decision, began, quick=False)
+            self._note_first_output(decision, began, quick=False)
             call.record.take_usage(answer, prefill=True)
         except UpstreamFailure as failure:
             self._trace_lost(call, decision, failure)
-            accepted = _accepted(response, failure)
+            accepted = _has_prompt(response, failure)
             raise _HopFailed(failure, worker, "prefill", began, accepted=accepted) from failure
         finally:
-            self._ended(worker, response)
+            self._close_response(worker, response)
             self._service.free(call.request.id, "prefill", computed=accepted)
         call.record.prefill_done_at = self._service.clock()
 
@@ -418,7 +418,7 @@ class RequestFlow:
         if call.record.trace is not None:
             call.record.trace.lost(decision, self._service.clock(), failure.kind)
 
-    def _answered(self, decision: Decision, began: float, *, quick: bool) -> None:
+    def _note_first_output(self, decision: Decision, began: float, *, quick: bool) -> None:
         """The hop's winner sent its first output."""
         worker = _winner(decision)
         took = self._service.clock() - began
@@ -434,7 +434,7 @@ class RequestFlow:
         if member is not None:
             member.responses.discard(response)
 
-    def _ended(self, worker: Worker, response: EngineStream) -> None:
+    def _close_response(self, worker: Worker, response: EngineStream) -> None:
         self._waits_no_more(worker, response)
         response.close()
 
@@ -466,20 +466,20 @@ class RequestFlow:
                 if BY_PATH[call.path].preamble:
                     head = await self._after_preamble(response, head, BY_PATH[call.path], timeout_s)
         except BaseException as error:
-            self._ended(worker, response)
+            self._close_response(worker, response)
             if isinstance(error, UpstreamFailure):
                 self._trace_lost(call, decision, error)
-                accepted = _accepted(response, error)
+                accepted = _has_prompt(response, error)
                 raise _HopFailed(error, worker, decision.stage, began, accepted=accepted) from error
             raise
         self._waits_no_more(worker, response)
-        self._answered(decision, began, quick=call.stream)
+        self._note_first_output(decision, began, quick=call.stream)
         return response, head
 
     def _goes_on(self, request_id: str, decision: Decision, began: float) -> None:
         """A response that moved has its first output from the new worker."""
         self._service.prefill_done(request_id)
-        self._answered(decision, began, quick=True)
+        self._note_first_output(decision, began, quick=True)
 
     def _begins(
         self, request_id: str, record: RequestRecord, decision: Decision, began: float
@@ -629,7 +629,7 @@ class RequestFlow:
         tries.failed.clear()
         return True
 
-    def _refused(
+    def _refusal(
         self, plan: RoutingPlan, request: RoutingRequest, call: Call, tries: _Tries
     ) -> Exception:
         """The error when no worker is left: the first cause, not the exclusion of tried workers."""
@@ -678,7 +678,7 @@ def _first_worker(plan: RoutingPlan) -> Worker:
     return _winner(plan.prefill if plan.prefill is not None else plan.final)
 
 
-def _accepted(response: EngineStream, failure: UpstreamFailure) -> bool:
+def _has_prompt(response: EngineStream, failure: UpstreamFailure) -> bool:
     """Whether an engine that failed had begun a response that is no error."""
     return response.started and failure.kind not in ("status", "protocol")
 

@@ -65,8 +65,8 @@ class EngineClient:
 
     def __init__(self, bounds: ClientBounds) -> None:
         self._bounds = bounds
-        self._idle: dict[tuple[str, bool], deque[_Connection]] = {}
-        self._open: set[_Connection] = set()
+        self._idle: dict[tuple[str, bool], deque[_EngineConnection]] = {}
+        self._open: set[_EngineConnection] = set()
         self._tls: ssl.SSLContext | None = None
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
@@ -89,7 +89,7 @@ class EngineClient:
         is sent, and stays there unless this call fails.
         """
         origin = origin_of(url)
-        connection = self._reused(origin) or await self._connect(origin)
+        connection = self._idle_connection(origin) or await self._connect(origin)
         stream = EngineStream(
             connection, origin.name, self._bounds, first_byte_s, self._loop, self._share
         )
@@ -114,7 +114,7 @@ class EngineClient:
         """
         origin = origin_of(url)
         request = _request(origin, body or b"", headers, method)
-        connection = self._reused(origin)
+        connection = self._idle_connection(origin)
         while True:
             reused = connection is not None
             connection = connection or await self._connect(origin)
@@ -142,7 +142,7 @@ class EngineClient:
             connection.abort()
         self._idle.clear()
 
-    def released(self, connection: "_Connection") -> None:
+    def released(self, connection: "_EngineConnection") -> None:
         """Keep a connection for another request; its response is complete."""
         idle = self._idle.setdefault(connection.origin.key, deque())
         if self._closed or len(idle) >= _IDLE_CONNECTIONS:
@@ -152,10 +152,10 @@ class EngineClient:
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(KEEPALIVE_S, self._close_idle)
 
-    def opened(self, connection: "_Connection") -> None:
+    def opened(self, connection: "_EngineConnection") -> None:
         self._open.add(connection)
 
-    def lost(self, connection: "_Connection") -> None:
+    def lost(self, connection: "_EngineConnection") -> None:
         self._open.discard(connection)
 
     def _close_idle(self) -> None:
@@ -168,7 +168,7 @@ class EngineClient:
                 del self._idle[key]
         self._sweep = loop.call_later(KEEPALIVE_S, self._close_idle) if self._idle else None
 
-    def _reused(self, origin: Origin) -> "_Connection | None":
+    def _idle_connection(self, origin: Origin) -> "_EngineConnection | None":
         idle = self._idle.get(origin.key)
         if not idle or self._loop is None:
             return None
@@ -180,14 +180,14 @@ class EngineClient:
             connection.abort()
         return None
 
-    async def _connect(self, origin: Origin) -> "_Connection":
+    async def _connect(self, origin: Origin) -> "_EngineConnection":
         loop = self._loop = asyncio.get_running_loop()
         if origin.tls and self._tls is None:
             self._tls = ssl.create_default_context()
         try:
             async with asyncio.timeout(self._bounds.connect_s):
                 _, connection = await loop.create_connection(
-                    lambda: _Connection(self, origin, loop),
+                    lambda: _EngineConnection(self, origin, loop),
                     origin.host,
                     origin.port,
                     ssl=self._tls if origin.tls else None,
@@ -197,7 +197,7 @@ class EngineClient:
         return connection
 
 
-class _Connection(asyncio.Protocol):
+class _EngineConnection(asyncio.Protocol):
     """One TCP connection, used by one response at a time."""
 
     __slots__ = (
@@ -277,7 +277,7 @@ class _Relay(asyncio.Protocol):
 
     __slots__ = ("_connection", "data_received")
 
-    def __init__(self, connection: _Connection, take: Callable[[bytes], None]) -> None:
+    def __init__(self, connection: _EngineConnection, take: Callable[[bytes], None]) -> None:
         self._connection = connection
         self.data_received = take  # type: ignore[assignment, method-assign]
 

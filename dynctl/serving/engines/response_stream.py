@@ -211,7 +211,7 @@ class EngineStream:
     async def turn(self) -> None:
         """Wait for time of the event loop: what a reader calls between the parts of long work on
         this stream."""
-        await self._shared().turn()
+        await self._loop_share().turn()
 
     async def pipe(
         self,
@@ -341,7 +341,7 @@ class EngineStream:
         elif self._length == _UNTIL_CLOSE:
             self._keep(data)
         else:
-            self._counted(data)
+            self._take_counted_body(data)
         if large:
             self._wait_for_share()
         if self._pipe is None:
@@ -368,7 +368,7 @@ class EngineStream:
 
     # -- inside ----------------------------------------------------------------------------
 
-    def _shared(self) -> LoopShare:
+    def _loop_share(self) -> LoopShare:
         if self._share is None:
             self._share = LoopShare(SHARE_S)
         return self._share
@@ -380,7 +380,7 @@ class EngineStream:
         self._queued = True
         if self._connection is not None:
             self._connection.pause()
-        self._shared().later(self._go_on)
+        self._loop_share().later(self._go_on)
 
     def _go_on(self) -> None:
         """It is this stream's turn."""
@@ -478,7 +478,7 @@ class EngineStream:
             self._connection.keep = keeps and "close" not in connection
         self.status = status
 
-    def _counted(self, data: bytes) -> None:
+    def _take_counted_body(self, data: bytes) -> None:
         left = self._length - len(data)
         if left > 0:
             self._length = left

@@ -26,7 +26,7 @@ _PROMPTS = (
 _REFUSED = (400, 422)
 
 
-class Reading(NamedTuple):
+class TokenizerReading(NamedTuple):
     """What an engine makes of the prompts: name of a prompt -> token ids.
 
     ``process``: the engine's process that was read, None where unknown. ``chats``: how
@@ -52,7 +52,7 @@ class TokenizerCheck:
     def __init__(self, service: RoutingService, fleet: Fleet) -> None:
         self._service = service
         self._fleet = fleet
-        self._readings: dict[str, Reading] = {}
+        self._readings: dict[str, TokenizerReading] = {}
 
     async def run(self) -> None:
         """Read the engines that are not read yet, and set or end the conditions."""
@@ -75,7 +75,7 @@ class TokenizerCheck:
             hold(codes.ENGINE_TOKENIZERS_DIFFER, model, _difference_of_engines(model, known))
             hold(codes.TOKENIZER_DIFFERS, model, await self._difference(model, known))
 
-    async def _read(self, member: Member, model: str) -> Reading:
+    async def _read(self, member: Member, model: str) -> TokenizerReading:
         """The engine's reading, without ids where it has no ``/tokenize`` or did not answer."""
         name, process = member.spec.name, member.facts.engine_id
         known = self._readings.get(name)
@@ -91,13 +91,15 @@ class TokenizerCheck:
             statuses[what] = answer.status
             if answer.ids is not None:
                 ids[what] = answer.ids
-        reading = Reading(name, process, member.kind.chat_reading, ids, _unread(ids, statuses))
+        reading = TokenizerReading(
+            name, process, member.kind.chat_reading, ids, _unread(ids, statuses)
+        )
         self._readings.pop(name, None)
         if ids:
             self._readings[name] = reading
         return reading
 
-    def _missing(self, model: str, readings: Sequence[Reading]) -> str | None:
+    def _missing(self, model: str, readings: Sequence[TokenizerReading]) -> str | None:
         """That the model has no tokenizer, or none that reads chats, or texts; None where it has
         one, or an engine was not tried."""
         if self._service.tokenizers.of(model) is not None:
@@ -113,7 +115,7 @@ class TokenizerCheck:
             f"ids of {prompts}"
         )
 
-    async def _difference(self, model: str, readings: Sequence[Reading]) -> str | None:
+    async def _difference(self, model: str, readings: Sequence[TokenizerReading]) -> str | None:
         """How the tokenizer here and those of engines differ; None without a difference."""
         if self._service.tokenizers.of(model) is None or not readings:
             return None
@@ -152,12 +154,12 @@ def _unread(ids: Mapping[str, Sequence[int]], statuses: Mapping[str, int | None]
     return frozenset(unread)
 
 
-def _difference_of_engines(model: str, readings: Sequence[Reading]) -> str | None:
+def _difference_of_engines(model: str, readings: Sequence[TokenizerReading]) -> str | None:
     """How engines of one model tokenize differently; None without a difference.
 
     Texts are compared among all engines, chats among those that read them alike.
     """
-    first_alike: dict[str, Reading] = {}
+    first_alike: dict[str, TokenizerReading] = {}
     for reading in readings:
         alike = first_alike.setdefault(reading.chats, reading)
         for other, prompts in ((readings[0], ("prompt",)), (alike, ("messages", "prompt"))):

@@ -90,7 +90,7 @@ class Upstream:
         if stream.status != 200:
             if waiting is not None:
                 waiting.discard(stream)
-            raise await _refused(stream)
+            raise await _refusal(stream)
         return stream
 
     async def get(self, url: str, timeout_s: float) -> tuple[int, bytes]:
@@ -129,7 +129,7 @@ class Upstream:
             raise UpstreamFailure("timeout", f"{where} did not respond in time") from None
 
 
-async def _refused(stream: EngineStream) -> UpstreamFailure:
+async def _refusal(stream: EngineStream) -> UpstreamFailure:
     read = bytearray()
     try:
         # The beginning of a longer one, or of one that breaks off, has the reason.

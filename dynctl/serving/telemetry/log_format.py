@@ -80,7 +80,7 @@ def configure_logging(
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     if process is not None:
-        handler.addFilter(partial(_named, process))
+        handler.addFilter(partial(_add_process, process))
     for name in LOGGERS:
         logger = logging.getLogger(name)
         for old in list(logger.handlers):
@@ -98,7 +98,7 @@ def fields_of(record: logging.LogRecord) -> dict[str, object]:
     return {name: value for name, value in fields if value is not None}
 
 
-def _named(process: str, record: logging.LogRecord) -> bool:
+def _add_process(process: str, record: logging.LogRecord) -> bool:
     setattr(record, _PROCESS, process)
     return True
 

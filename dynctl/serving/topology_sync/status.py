@@ -42,7 +42,7 @@ def status_server(controller: Controller, host: str, port: int) -> Iterator[int]
 
 
 def _handler(controller: Controller) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
+    class StatusHandler(BaseHTTPRequestHandler):
         timeout = _REQUEST_S
         server_version = "dynctl"
         sys_version = ""
@@ -71,4 +71,4 @@ def _handler(controller: Controller) -> type[BaseHTTPRequestHandler]:
         def log_message(self, format: str, *args: Any) -> None:
             return
 
-    return Handler
+    return StatusHandler

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dynctl.serving.dynamo.component import RouterComponent, _Prompt
+from dynctl.serving.dynamo.component import RouterComponent, _WorkerPrompt
 from dynctl.serving.http.selection import SelectionApi
 from dynctl.serving.routing.config import Limits
 from dynctl.serving.routing.service import RoutingService
@@ -22,7 +22,7 @@ async def test_a_request_whose_id_is_in_use_gets_another_one() -> None:
     component = RouterComponent(
         service, nothing, bookings, nothing, nothing, endpoint, "127.0.0.1", Limits()
     )
-    prompt = _Prompt(token_ids=list(range(40)))
+    prompt = _WorkerPrompt(token_ids=list(range(40)))
     booked, waiting = (component._request(prompt, name) for name in ("booked", "waiting"))
     assert (booked.id, waiting.id) == ("booked", "waiting")
     plan, _ = await bookings.place(booked, lambda _: False)
