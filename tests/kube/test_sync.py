@@ -303,7 +303,7 @@ def running(
             cluster, writer, HOME, NAME, elect, monotonic=clock, now=lambda: sim.clock.now
         )
         candidate = election
-        sync.may_write = lambda: candidate.leads
+        sync.write_while(lambda: candidate.leads)
     said: list[str] = []
     controller = Controller(cluster, "prod", sync, election, said.append)
     thread = threading.Thread(target=controller.run)

@@ -174,6 +174,11 @@ class Sidecar:
             conditions=lambda: self.conditions,
             metrics=self._metric_values,
             set_taints=self._set_taints,
+            files=config.files,
+            labels={
+                "dynamo_namespace": config.endpoint.namespace,
+                "dynamo_component": config.endpoint.component,
+            },
         )
         self.registration = Registration(
             registrar, self._entries, self._registration_problem, self.server.listening
@@ -213,11 +218,6 @@ class Sidecar:
                 f"cannot listen at {config.host}:{config.port}: {network_reason(error)}",
                 "Set a free address of this host: --host, --request-port.",
             ) from error
-        self.system.files = config.files
-        self.system.labels = {
-            "dynamo_namespace": endpoint.namespace,
-            "dynamo_component": endpoint.component,
-        }
         if config.system_port is not None:
             await self.system.start(config.host, config.system_port)
             host = f"[{config.host}]" if ":" in config.host else config.host
@@ -584,16 +584,7 @@ class Sidecar:
         known = {(entry.endpoint, entry.instance_id) for entry in instances}
         serving = {card.instance_id for card in cards if (card.endpoint, card.instance_id) in known}
         for entry in instances:
-            # Frontends serve all components of a namespace, so in each of them it is the engine.
-            # Another namespace may have another host of the same name.
-            if entry.endpoint._replace(component=self._lock.component) != self._lock:
-                continue
-            # With a fixed port, what a process before this one has left has our address.
-            if (
-                entry.instance_id == own
-                or self.server.is_own(entry)
-                or not await self._alive(entry)
-            ):
+            if not await self._is_rival(entry, own):
                 continue
             higher = own is not None and entry.instance_id > own
             if higher and entry.instance_id not in serving:
@@ -610,6 +601,17 @@ class Sidecar:
         if differs is not None:
             raise _FilesDiffer(differs)
         return undecided
+
+    async def _is_rival(self, instance: Instance, own: int | None) -> bool:
+        """Whether another process that runs has registered our engine; ``own``: our instance."""
+        # Frontends serve all components of a namespace, so in each of them it is the engine.
+        # Another namespace may have another host of the same name.
+        if instance.endpoint._replace(component=self._lock.component) != self._lock:
+            return False
+        # With a fixed port, what a process before this one has left has our address.
+        if instance.instance_id == own or self.server.is_own(instance):
+            return False
+        return await self._alive(instance)
 
     async def _alive(self, instance: Instance) -> bool:
         """Whether a process listens at the instance's address; entries of a killed one stay."""

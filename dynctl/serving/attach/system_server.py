@@ -30,8 +30,12 @@ _FILE_S: Final = 300.0
 _LINGER_S: Final = 1.0
 
 
+NO_LABELS: Final[Mapping[str, str]] = {}
+
+
 class SystemServer:
-    """Serves until it is closed. ``ready``: whether the worker is registered."""
+    """Serves until it is closed. ``ready``: whether the worker is registered. ``files``: of its
+    card; ``labels``: of each metric."""
 
     def __init__(
         self,
@@ -40,9 +44,11 @@ class SystemServer:
         conditions: Callable[[], Iterable[Condition]],
         metrics: Callable[[], Mapping[str, tuple[str, float]]],
         set_taints: Callable[[tuple[str, ...]], None],
+        files: ModelFiles | None = None,
+        labels: Mapping[str, str] = NO_LABELS,
     ) -> None:
-        self.files: ModelFiles | None = None
-        self.labels: Mapping[str, str] = {}
+        self._files = files
+        self._labels = labels
         self.port = 0
         self._ready = ready
         self._conditions = conditions
@@ -94,7 +100,7 @@ class SystemServer:
         return _json({"status": "live"})
 
     async def _metrics_page(self, _request: web.Request) -> web.Response:
-        labels = ",".join(f'{name}="{escape(value)}"' for name, value in self.labels.items())
+        labels = ",".join(f'{name}="{escape(value)}"' for name, value in self._labels.items())
         lines = []
         for name, (kind, value) in self._metrics().items():
             lines += [f"# TYPE {name} {kind}", f"{name}{{{labels}}} {number(value)}"]
@@ -105,7 +111,7 @@ class SystemServer:
         return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
-        path = None if self.files is None else self.files.served(request.match_info["file"])
+        path = None if self._files is None else self._files.served(request.match_info["file"])
         if path is None:
             return _json({"error": "Metadata file not found"}, 404)
         response = web.FileResponse(path, headers={"content-type": "application/octet-stream"})

@@ -444,27 +444,30 @@ class Observer:
     # -- the index -------------------------------------------------------------------------
 
     def _follow_worker(self, item: RegisteredWorker) -> None:
-        worker_id = item.worker.worker_id
         for rank in item.worker.ranks:
-            key = (worker_id, rank)
-            source, channel = item.sources.get(rank), item.kv_events.get(rank)
-            followed = self._ranks.get(key)
-            if followed is not None and (followed.source, followed.channel) == (source, channel):
-                continue
-            if followed is None and item.durable_events is not None:
-                continue
-            if followed is not None:
-                self._end(followed.tasks)
-                del self._ranks[key]
-            self.apply(IndexMarked(worker_id, rank, "absent"))
-            if source is not None and channel is None and item.shared_events:
-                self._ranks[key] = self._sharing(source, item)
-            elif source is not None:
-                self._ranks[key] = self._follow_rank(source, channel)
+            self._follow_rank_of(item, rank)
         if item.shared_events:
             self._follow_shared(item)
         if item.durable_events is not None:
             self._follow_durable(item, item.durable_events)
+
+    def _follow_rank_of(self, item: RegisteredWorker, rank: int) -> None:
+        worker_id = item.worker.worker_id
+        key = (worker_id, rank)
+        source, channel = item.sources.get(rank), item.kv_events.get(rank)
+        followed = self._ranks.get(key)
+        if followed is None and item.durable_events is not None:
+            return
+        if followed is not None:
+            if (followed.source, followed.channel) == (source, channel):
+                return
+            self._end(followed.tasks)
+            del self._ranks[key]
+        self.apply(IndexMarked(worker_id, rank, "absent"))
+        if source is not None and channel is None and item.shared_events:
+            self._ranks[key] = self._sharing(source, item)
+        elif source is not None:
+            self._ranks[key] = self._follow_rank(source, channel)
 
     def _follow_durable(self, item: RegisteredWorker, channel: EventChannel) -> None:
         if channel not in self._durable:

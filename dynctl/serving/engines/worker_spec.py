@@ -239,14 +239,18 @@ def _endpoint(given: Mapping[str, Any], key: str, where: str) -> str | None:
         return ""
     if not isinstance(value, str):
         raise _wrong(where, key, value)
-    scheme, separator, address = value.partition("://")
+    scheme, _, address = value.partition("://")
     if scheme == "ipc" and address.startswith("/") and "\0" not in address and len(address) < 100:
         return value
-    host, colon, port = address.rpartition(":")
-    good = scheme == "tcp" and host and colon and port.isascii() and port.isdigit()
-    if not separator or not good or not 1 <= int(port) <= 65535:
+    if scheme != "tcp" or not _is_address(address):
         raise _wrong(where, key, value)
     return value
+
+
+def _is_address(text: str) -> bool:
+    """Whether this is HOST:PORT."""
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isascii() and port.isdigit() and 1 <= int(port) <= 65535
 
 
 def _count(given: Mapping[str, Any], key: str, where: str, most: int) -> int | None:
@@ -272,9 +276,7 @@ def _text(given: Mapping[str, Any], key: str, where: str) -> str | None:
 def _bootstrap(value: object, where: str) -> str | None:
     if value is None:
         return None
-    host, colon, port = str(value).rpartition(":")
-    good = host and colon and port.isascii() and port.isdigit() and 1 <= int(port) <= 65535
-    if not isinstance(value, str) or not good:
+    if not isinstance(value, str) or not _is_address(value):
         raise _wrong(where, "bootstrap", value)
     return value
 

@@ -40,24 +40,28 @@ def read_workers_file(path: Path) -> list[WorkerSpec]:
         raise WorkersFileError(f"{path}: {error}") from None
     except YamlError as error:
         raise WorkersFileError(f"{path}: invalid YAML: {error}") from None
-    rows = document.get("workers") if isinstance(document, dict) else document
-    if rows is None and document is not None and isinstance(document, dict) and not document:
-        rows = []
+    rows = document
+    if isinstance(document, dict):
+        rows = document.get("workers") if document else []
     if not isinstance(rows, list):
         raise WorkersFileError(f"{path}: expected a list of workers, or `workers:` with one")
     specs: dict[str, WorkerSpec] = {}
-    for i, row in enumerate(rows):
-        where = f"{path}: workers[{i}]"
-        if not isinstance(row, dict):
-            raise WorkersFileError(f"{where}: expected keys and values, at least url")
-        try:
-            spec = worker_spec(row, where=where)
-        except WorkerSpecError as error:
-            raise WorkersFileError(str(error)) from None
+    for number, row in enumerate(rows):
+        where = f"{path}: workers[{number}]"
+        spec = _spec_of(row, where)
         if spec.name in specs:
             raise WorkersFileError(f"{where}: the name {spec.name!r} occurs twice; set name=")
         specs[spec.name] = spec
     return list(specs.values())
+
+
+def _spec_of(row: object, where: str) -> WorkerSpec:
+    if not isinstance(row, dict):
+        raise WorkersFileError(f"{where}: expected keys and values, at least url")
+    try:
+        return worker_spec(row, where=where)
+    except WorkerSpecError as error:
+        raise WorkersFileError(str(error)) from None
 
 
 class WorkersFile:

@@ -45,7 +45,7 @@ def run_controller(
         election = LeaderElection(
             cluster, writer, lease, LEASE, identity, monotonic=time.monotonic, now=time.time
         )
-        sync.may_write = lambda: election.leads
+        sync.write_while(lambda: election.leads)
     controller = Controller(cluster, namespace, sync, election, say)
     code = 0
 

@@ -110,7 +110,7 @@ class Topologies:
 class PodSync:
     """Looks at pods. ``writer`` None: a dry run, nothing is written.
 
-    ``may_write`` is asked before every write. ``now``: seconds since the epoch.
+    ``now``: seconds since the epoch.
     """
 
     def __init__(
@@ -119,16 +119,20 @@ class PodSync:
         writer: ClusterWriter | None,
         policy: StalePolicy,
         *,
-        may_write: Callable[[], bool] = lambda: True,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._writer, self._policy = writer, policy
-        self.may_write, self._now = may_write, now
+        self._now = now
+        self._may_write: Callable[[], bool] = lambda: True
         self.topologies = Topologies(cluster)
         self.written = Counter(WRITTEN)
         self.events = Counter(EVENTS)
         #: Name of an event -> when it was written last.
         self._reported: dict[str, float] = {}
+
+    def write_while(self, may_write: Callable[[], bool]) -> None:
+        """Write only while this holds; it is read before every pod."""
+        self._may_write = may_write
 
     def look(self, pod: Pod, nodes: Mapping[str, Node]) -> list[Looked]:
         """Judge a pod, write its labels, report problems. Raises Unreachable.
@@ -144,7 +148,7 @@ class PodSync:
                 else copy
                 for copy in copies
             )
-        if self._writer is None or not self.may_write():
+        if self._writer is None or not self._may_write():
             return [Looked(copy) for copy in copies]
         return self._write(self._writer, pod, copies)
 
