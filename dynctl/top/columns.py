@@ -19,7 +19,7 @@ from dynctl.documents.snapshot import (
     Snapshot,
     stale_reason,
 )
-from dynctl.documents.topology import RoleCapacity
+from dynctl.documents.topology import DomainCapacity, RoleCapacity
 from dynctl.documents.workers import WorkerRow
 from dynctl.screens.columns import Column, number_column
 from dynctl.screens.decisions import (
@@ -77,27 +77,31 @@ def domain_table(
     """``history``: for sparklines, None for none. ``width`` limits their length."""
     shared = domain_columns([row.capacity for row in view.rows], view.domain)
     columns: list[Column[DomainRow]] = []
-    keys = [column.key for column in shared]
-    before = "ratio" if "ratio" in keys else "kv_used"
+    before = "ratio" if any(column.key == "ratio" for column in shared) else "kv_used"
+    load_unknown = snapshot.unknown("load") is not None
     for column in shared:
-        rank = _DOMAIN_RANKS.get(column.key, column.rank)
-        mine: Column[DomainRow] = lifted(column, lambda row: row.capacity, rank=rank)
-        if column.key in ("prefill", "decode", "aggregated"):
-            mine = _with_stale(mine)
-        if column.key == "prefill_tokens":
-            mine = replace(mine, heading="PREFILL TOK")
-        if column.key == "kv_used":
-            mine = replace(mine, heading=mine.heading.replace("USED", "BLOCKS"))
-        if column.key in _LOADS and snapshot.unknown("load") is not None:
-            mine = _unknown(mine)
         if column.key == before:
             columns += [_kv_bar(marks, snapshot), _waiting()]
         if column.key == "policy" and hands_over(view):
             columns.append(_crossing())
-        columns.append(mine)
+        mine = _dashboard_column(column)
+        columns.append(_unknown(mine) if load_unknown and column.key in _LOADS else mine)
         if column.key == "state" and history is not None and view.domain is not None:
             columns += _trends(view.domain, snapshot.at, history, marks, width)
     return columns
+
+
+def _dashboard_column(column: Column[DomainCapacity]) -> Column[DomainRow]:
+    """A column of `topology show` with the dashboard's rank and heading."""
+    rank = _DOMAIN_RANKS.get(column.key, column.rank)
+    mine: Column[DomainRow] = lifted(column, lambda row: row.capacity, rank=rank)
+    if column.key in ("prefill", "decode", "aggregated"):
+        return _with_stale(mine)
+    if column.key == "prefill_tokens":
+        return replace(mine, heading="PREFILL TOK")
+    if column.key == "kv_used":
+        return replace(mine, heading=mine.heading.replace("USED", "BLOCKS"))
+    return mine
 
 
 def hands_over(view: DomainView) -> bool:
@@ -203,35 +207,29 @@ def worker_table(snapshot: Snapshot, width: int | None = None) -> list[Column[Wo
 
     ``width``: of the screen; a narrow one has the state of the index without its age.
     """
-    workers = snapshot.workers
-    columns = [
-        _unknown(column)
-        if (column.key in _LOADS and snapshot.unknown("load") is not None)
-        or (column.key == "requests" and snapshot.unknown("requests") is not None)
-        else column
-        for column in worker_columns(workers)
-    ]
-    place = next(i for i, one in enumerate(columns) if one.key == "requests")
-    columns.insert(place + 1, _waits())
-    if width is not None and width < _ROOMY:
-        columns = [_without_age(one) if one.key == "index" else one for one in columns]
-    places = [i for i, one in enumerate(columns) if one.key == "load_age"]
-    for place in places:
-        columns[place] = replace(columns[place], wide=False, rank=6)
     every = snapshot.load_every_s
-    columns.append(
-        Column(
-            "why",
-            "WHY",
-            lambda w: why(w, every),
-            text=lambda w: why(w, every) or NOTHING,
-            rank=4,
-            name=True,
-            shortest=20,
-            sentence=True,
-        )
-    )
-    return columns
+    unknown = {"requests"} if snapshot.unknown("requests") is not None else set()
+    unknown |= set(_LOADS) if snapshot.unknown("load") is not None else set()
+    columns = []
+    for column in worker_columns(snapshot.workers):
+        if column.key in unknown:
+            column = _unknown(column)
+        if column.key == "index" and width is not None and width < _ROOMY:
+            column = _without_age(column)
+        if column.key == "load_age":
+            column = replace(column, wide=False, rank=6)
+        columns.append(column)
+        if column.key == "requests":
+            columns.append(_waits())
+
+    def reason(worker: WorkerRow) -> str:
+        return why(worker, every) or NOTHING
+
+    def value(worker: WorkerRow) -> str:
+        return why(worker, every)
+
+    reasons: Column[WorkerRow] = Column("why", "WHY", value, text=reason, rank=4, name=True)
+    return [*columns, replace(reasons, shortest=20, sentence=True)]
 
 
 def _without_age(column: Column[WorkerRow]) -> Column[WorkerRow]:

@@ -79,9 +79,9 @@ def rates_line(history: History, at: float, marks: Marks, width: int) -> Line:
     now = history.rates(at)
     if now is None:
         return plain(" requests: counting ..", DIM)
-    longest, step = (16, 15.0) if width >= 160 else (8, 15.0) if width >= 100 else (5, 12.0)
     texts = rate_texts(now)
     calm = {name for name in ("refused", "errors") if not getattr(now, name)}
+    longest, step = _trend_size(width)
 
     def room(names: Container[str], count: int) -> int:
         """Cells that are left beside the texts of ``names``, with sparklines of ``count``."""
@@ -90,24 +90,32 @@ def rates_line(history: History, at: float, marks: Marks, width: int) -> Line:
         return width - 1 - sum(used) - (len(GAP) - 1) * (len(used) - 1)
 
     shown = {name for name, _, _ in texts if name not in calm}
-    count = next((one for one in (longest, 5, 3) if room(shown, one) >= 0), 0)
+    count = next((count for count in (longest, 5, 3) if room(shown, count) >= 0), 0)
     for name, _, _ in texts:
         if room({*shown, name}, count) >= 0:
             shown.add(name)
-    trend = history.trend(count, step, at)
-
-    def spark(name: str, top: float | None = None) -> str:
-        return marks.sparkline([getattr(one, name) if one else None for one in trend], top)
-
-    styles = {"refused": WARN if now.refused else PLAIN, "errors": BAD if now.errors else PLAIN}
+    trend = history.trend(count, step, at) if count else []
     line: list[tuple[str, Style]] = [(" ", PLAIN)]
     for name, text, top in texts:
         if name in shown:
-            drawn = spark(name, top) if count else ""
-            beside = " " if drawn else ""
-            style = BOLD + styles.get(name, PLAIN)
-            line += [(f"{text}{beside}", style), (drawn, ACCENT), (GAP[:-1], PLAIN)]
+            values = [getattr(rates, name) if rates else None for rates in trend]
+            drawn = marks.sparkline(values, top) if count else ""
+            line += [(f"{text} " if drawn else text, _rate_style(name, now)), (drawn, ACCENT)]
+            line.append((GAP[:-1], PLAIN))
     return line
+
+
+def _trend_size(width: int) -> tuple[int, float]:
+    """Marks of the longest sparkline, and the seconds of each."""
+    if width >= 160:
+        return 16, 15.0
+    return (8, 15.0) if width >= 100 else (5, 12.0)
+
+
+def _rate_style(name: str, now: Rates) -> Style:
+    if name == "refused" and now.refused:
+        return BOLD + WARN
+    return BOLD + (BAD if name == "errors" and now.errors else PLAIN)
 
 
 def rate_texts(now: Rates) -> Sequence[tuple[str, str, float | None]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from msgspec import UnsetType
@@ -128,31 +128,37 @@ class History:
         if snapshot.problem:
             return
         at = snapshot.at
-        if now is not None and self._read is not None:
-            jump = (at - self._read[0]) - (now - self._read[1])
-            if abs(jump) > JUMP_S:
-                self.clear()
-        if snapshot.restarts != self._restarts:  # counts of another process do not continue these
+        if self._is_interrupted(snapshot, now):
             self.clear()
-            self._restarts = snapshot.restarts
+        self._restarts = snapshot.restarts
         self._read = None if now is None else (at, now)
         self._since = at if self._since is None else self._since
         traffic = snapshot.header.traffic
         if not isinstance(traffic, UnsetType):
             self._add_traffic(at, traffic)
-        seen = _sums(snapshot.workers)
-        seen["local"] = {("", one.domain, one.value): one.local for one in snapshot.transfers}
-        seen["crossing"] = {("", one.domain, one.value): one.crossing for one in snapshot.transfers}
-        for name, values in seen.items():
-            table = self._series[name]
-            for key, value in values.items():
-                series = table.get(key)
-                if series is None:
-                    series = table[key] = Series()
-                series.add(at, value)
-            if len(table) > _MOST_SERIES:
-                for gone in table.keys() - values.keys():
-                    del table[gone]
+        sums = _sums(snapshot.workers)
+        for name in ("local", "crossing"):
+            sums[name] = {("", t.domain, t.value): getattr(t, name) for t in snapshot.transfers}
+        for name, values in sums.items():
+            self._add_values(self._series[name], values, at)
+
+    def _is_interrupted(self, snapshot: Snapshot, now: float | None) -> bool:
+        """Whether the clock jumped, or counts come from another process than before."""
+        if snapshot.restarts != self._restarts:
+            return True
+        if now is None or self._read is None:
+            return False
+        return abs((snapshot.at - self._read[0]) - (now - self._read[1])) > JUMP_S
+
+    @staticmethod
+    def _add_values(table: dict[Key, Series], values: Mapping[Key, float], at: float) -> None:
+        for key, value in values.items():
+            if key not in table:
+                table[key] = Series()
+            table[key].add(at, value)
+        if len(table) > _MOST_SERIES:
+            for gone in table.keys() - values.keys():
+                del table[gone]
 
     def kv_share(self, key: Key, count: int, step: int, at: float) -> list[float | None]:
         """Used share of KV blocks (0..1) of a domain's generating workers: ``count`` values of
