@@ -363,9 +363,9 @@ def _files(root: Path) -> Iterator[tuple[str, str, os.stat_result]]:
         ) from error
     version = root / PREFIX.rstrip("/")
     for bucket in _scandir(version):
-        if not _hidden(bucket) and bucket.is_dir(follow_symlinks=False):
+        if not _is_hidden(bucket) and bucket.is_dir(follow_symlinks=False):
             for file in _scandir(version / bucket.name):
-                if _hidden(file):
+                if _is_hidden(file):
                     continue
                 try:
                     status = file.stat(follow_symlinks=False)
@@ -377,7 +377,7 @@ def _files(root: Path) -> Iterator[tuple[str, str, os.stat_result]]:
                     yield f"{PREFIX}{bucket.name}/{name}", file.path, status
 
 
-def _hidden(entry: os.DirEntry[str]) -> bool:
+def _is_hidden(entry: os.DirEntry[str]) -> bool:
     """A ``.tmp_*`` file is an entry that is still being written."""
     return entry.name.startswith(".")
 

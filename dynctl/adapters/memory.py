@@ -43,7 +43,7 @@ class MemoryDiscovery:
             self._notify(Deleted(key))
 
     async def list(self) -> Listed:
-        return self._listed()
+        return self._list_entries()
 
     async def watch(self) -> AsyncGenerator[DiscoveryChange, None]:
         if self._closed.is_set():
@@ -51,7 +51,7 @@ class MemoryDiscovery:
         reader = _Reader()
         self._readers.add(reader)
         try:
-            yield self._listed()
+            yield self._list_entries()
             while True:
                 await reader.wake.wait()
                 reader.wake.clear()
@@ -59,7 +59,7 @@ class MemoryDiscovery:
                     if reader.behind:
                         reader.behind = False
                         reader.changes.clear()
-                        yield self._listed()
+                        yield self._list_entries()
                     elif reader.changes:
                         yield reader.changes.popleft()
                     else:
@@ -75,7 +75,7 @@ class MemoryDiscovery:
         for reader in self._readers:
             reader.wake.set()
 
-    def _listed(self) -> Listed:
+    def _list_entries(self) -> Listed:
         return Listed(tuple(DiscoveryEntry(*entry) for entry in self._entries.items()))
 
     def _notify(self, change: DiscoveryChange) -> None:

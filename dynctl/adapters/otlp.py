@@ -231,20 +231,20 @@ class _Counted:
             result = self._exporter.export(spans)
         except Exception as error:
             # As text: the SDK would log it with a traceback, for each message.
-            self._failed(spans, f"{type(error).__name__}: {error}")
+            self._count_failed(spans, f"{type(error).__name__}: {error}")
             return None
         if result.name == "SUCCESS":
             self.exported += len(spans)
             self.problem = ""
         else:
-            self._failed(spans, self._log.text)
+            self._count_failed(spans, self._log.text)
         return result
 
     def shutdown(self) -> None:
         """End the message that is sent, and refuse all others."""
         self._exporter.shutdown()
 
-    def _failed(self, spans: Sequence[Any], reason: str) -> None:
+    def _count_failed(self, spans: Sequence[Any], reason: str) -> None:
         self.failed += len(spans)
         self.problem = reason or "the collector did not take the spans"
         if self.ending:

@@ -217,7 +217,7 @@ def _models_text(client: FrontendClient) -> str:
         names = client.models()
     except UsageProblem:
         return "models unknown (the frontend needs a token)"
-    return _listed("model", names)
+    return _list_names("model", names)
 
 
 def _workers_text(client: FrontendClient) -> str:
@@ -225,10 +225,10 @@ def _workers_text(client: FrontendClient) -> str:
         names = [row.name for row in client.workers()]
     except UsageProblem:
         return "workers unknown (the frontend needs a token)"
-    return _listed("worker", names)
+    return _list_names("worker", names)
 
 
-def _listed(noun: str, names: list[str]) -> str:
+def _list_names(noun: str, names: list[str]) -> str:
     """``2 workers (a0, a1)``, with the first names."""
     from dynctl.base.terminal import printable
 

@@ -98,7 +98,7 @@ class DryRun:
                 "--session-id: only a running frontend has sessions",
                 "remove it, or ask the frontend: --frontend URL, without --set and --view",
             )
-        self.model, self.lora = self._named()
+        self.model, self.lora = self._served_name()
         self._parsed = query.request(self.model)
         if self._of_dynamo:
             self._parsed = _without_token_data(self._parsed)
@@ -108,7 +108,7 @@ class DryRun:
                 f"prefill and decode workers serve {self.model}, which make no embeddings",
                 "dynctl workers list shows roles; --model names another model",
             )
-        self._prompt = self._tokenized()
+        self._prompt = self._prompt_tokens()
 
     # -- the answer ------------------------------------------------------------------------
 
@@ -124,8 +124,8 @@ class DryRun:
         assumptions = self._assumptions(settings)
         sets = self._sets()
         if len(sets) < 2:
-            return self._decided(next(iter(sets), None), state, assumptions, settings)
-        decided = {name: self._decided(name, state, assumptions, settings) for name in sets}
+            return self._decide(next(iter(sets), None), state, assumptions, settings)
+        decided = {name: self._decide(name, state, assumptions, settings) for name in sets}
         return self._of_sets(sets, decided)
 
     def _state(self) -> tuple[RoutingView, dict[str, Any]]:
@@ -267,7 +267,7 @@ class DryRun:
         usable = [w for w in members if registry.unavailable_reason(w.worker_id) is None]
         return usable or members or self._workers
 
-    def _decided(
+    def _decide(
         self,
         worker_set: str | None,
         state: RoutingView,
@@ -306,7 +306,7 @@ class DryRun:
 
     # -- the request -----------------------------------------------------------------------
 
-    def _named(self) -> tuple[str, str | None]:
+    def _served_name(self) -> tuple[str, str | None]:
         """(the name that the workers serve, the LoRA adapter)."""
         query, registry = self._query, self._router.registry
         served = registry.served_names()
@@ -409,7 +409,7 @@ class DryRun:
 
     # -- its prompt ------------------------------------------------------------------------
 
-    def _tokenized(self) -> _Prompt:
+    def _prompt_tokens(self) -> _Prompt:
         from dynctl.serving.routing.prompts import (
             NOT_MODELLED,
             dynamo_chat,

@@ -129,7 +129,7 @@ def of_live(
             title = ", ".join(urls)
         else:
             paths = [keep or Path(folder) / "live"]
-            title = _observed(options, urls, seconds, paths[0])
+            title = _record_dynamo(options, urls, seconds, paths[0])
         with sigterm_like_ctrl_c():  # the loop of an observer leaves SIGTERM without a handler
             report = _of_recordings([RecordingFile(path) for path in paths], query)
     if keep is not None:
@@ -163,7 +163,7 @@ def _stream(
             raise Unreachable(problem)
 
 
-def _observed(options: GlobalOptions, urls: Sequence[str], seconds: int, path: Path) -> str:
+def _record_dynamo(options: GlobalOptions, urls: Sequence[str], seconds: int, path: Path) -> str:
     from dynctl.adapters.dynamo.planes import namespace, open_planes
     from dynctl.serving.routing.config import FrontendConfig, Limits
     from dynctl.serving.services.observe_server import Observed, record_deployment
@@ -182,7 +182,7 @@ def _observed(options: GlobalOptions, urls: Sequence[str], seconds: int, path: P
 
 def _of_recordings(opened: Sequence[RecordingFile], query: HitsQuery) -> HitsReport:
     ladder = Ladder(by=query.by, window=_window(opened, query))
-    streams = [_numbered(recording, number) for number, recording in enumerate(opened)]
+    streams = [_numbered_records(recording, number) for number, recording in enumerate(opened)]
     for _, number, record in merge(*streams, key=lambda item: item[0]):
         ladder.take(record, number)
     again = ladder.twice_read()
@@ -304,7 +304,7 @@ def _nothing_to_judge(report: HitsReport, opened: Sequence[RecordingFile]) -> Us
     )
 
 
-def _numbered(records: RecordingFile, number: int) -> Iterator[tuple[float, int, Record]]:
+def _numbered_records(records: RecordingFile, number: int) -> Iterator[tuple[float, int, Record]]:
     for record in records:
         yield record.at, number, record
 

@@ -157,20 +157,20 @@ class Playback:
         elif isinstance(record, Decided):
             self.decisions.append(record)
         elif isinstance(record, Arrived):
-            self._arrived(record)
+            self._take_request(record)
         elif isinstance(record, Finished):
-            self._finished(record)
+            self._take_end(record)
         elif isinstance(record, Noted):
             self._note(record)
 
-    def _arrived(self, record: Arrived) -> None:
+    def _take_request(self, record: Arrived) -> None:
         of_dynamo = self.start is not None and self.start.source in OF_DYNAMO
         estimated = bool(record.asked.get("not_modelled")) and not of_dynamo
         self.blocks[record.id] = (record.isl_tokens // max(1, record.block_size), estimated)
         while len(self.blocks) > 2 * KEPT:
             del self.blocks[next(iter(self.blocks))]
 
-    def _finished(self, record: Finished) -> None:
+    def _take_end(self, record: Finished) -> None:
         self.responses[record.id] = response_of(record)
         while len(self.responses) > 2 * KEPT:
             del self.responses[next(iter(self.responses))]
@@ -230,10 +230,10 @@ class RecordedMoment(ViewSource):
             self.first = self._headers[0].first
             self.last = max(header.last for header in self._headers)
             self.at = self.last if at is None else moment(at, self.first, self.last)
-            self.playback = self._played()
+            self.playback = self._play()
             if self.playback.router is None and (begins := self._first_state()) is not None:
                 self.at = begins
-                self.playback = self._played()
+                self.playback = self._play()
         except WireError as error:
             raise UsageProblem(f"--recording {error}") from None
         except SnapshotError as error:
@@ -298,7 +298,7 @@ class RecordedMoment(ViewSource):
         headers = enumerate(self._headers)
         return [i for i, one in headers if one.starts and one.first <= self.at][::-1]
 
-    def _played(self) -> Playback:
+    def _play(self) -> Playback:
         played = Playback()
         for place in self._places():
             played = Playback()
@@ -352,7 +352,7 @@ class RecordedMoment(ViewSource):
         if decided.document:
             kept = decode(decided.document, PastDecision)
             return msgspec.structs.replace(kept, response=response)
-        playback, arrived = self._before(decided)
+        playback, arrived = self._router_before(decided)
         router = playback.router
         if arrived is None or router is None:
             return self._bare(decided, "its request is not in the recording")
@@ -453,7 +453,7 @@ class RecordedMoment(ViewSource):
             )
         return next(iter(last.values()))
 
-    def _before(self, decided: Decided) -> tuple[Playback, Arrived | None]:
+    def _router_before(self, decided: Decided) -> tuple[Playback, Arrived | None]:
         """The router just before a decision was booked, and its request."""
         starts = [i for i, h in enumerate(self._headers) if h.starts and h.first <= decided.at]
         # The request may have arrived before the last state, if it waited.

@@ -54,7 +54,7 @@ async def test_a_message_that_is_not_read_does_not_keep_the_loop_busy(pair):
     called = 0
     watch = Watch(receiver)
     loop = asyncio.get_running_loop()
-    inner = watch._changed
+    inner = watch._note_change
 
     def counted(socket):
         nonlocal called

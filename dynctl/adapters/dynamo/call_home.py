@@ -128,7 +128,7 @@ class CallHome:
         while self._strangers and len(self._strangers) >= self._max_strangers + len(self._expected):
             crowd = max(self._strangers_of.values(), key=len)
             oldest = next(iter(crowd if len(crowd) > len(self._expected) else self._strangers))
-            self._known(oldest)
+            self._is_known(oldest)
             oldest.abort()
         self._strangers[connection] = None
         self._strangers_of.setdefault(connection.peer, {})[connection] = None
@@ -140,18 +140,18 @@ class CallHome:
             return None
         receiver, accepted = self._expected.pop(subject, (None, None))
         if receiver is not None:
-            self._known(connection)
+            self._is_known(connection)
             self.counts.matched += 1
         if accepted is not None and not accepted.done():
             accepted.set_result("")
         return receiver
 
     def ended(self, connection: "_Connection", *, matched: bool) -> None:
-        self._known(connection)
+        self._is_known(connection)
         self._connections.discard(connection)
         self.counts.dropped += not matched
 
-    def _known(self, connection: "_Connection") -> None:
+    def _is_known(self, connection: "_Connection") -> None:
         """It is not a stranger: it has a subject, or ended."""
         if connection in self._strangers:
             del self._strangers[connection]

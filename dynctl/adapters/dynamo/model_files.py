@@ -121,7 +121,7 @@ async def fetch_model_files(
     Raises ModelFilesError for an invalid card or response, Unreachable for a worker that does not
     respond.
     """
-    wanted = _wanted(card)
+    wanted = _token_files(card)
     for file in wanted.values():
         _check_stated(card, file, max_file_bytes)
     hosts = {_canonical(host) for host in (instance_host, *allowed_hosts) if host}
@@ -148,12 +148,12 @@ async def fetch_model_files(
                         data = [chunk async for chunk in chunks]
             except TimeoutError:
                 raise Unreachable(
-                    f"{_file_title(card, file)}: {_shown(url)} took longer than {timeout:g} s",
+                    f"{_file_title(card, file)}: {_public(url)} took longer than {timeout:g} s",
                     _HINT,
                 ) from None
             received += sum(map(len, data))
             _write(target, file, card, iter(data))
-            origins[name] = _shown(url)
+            origins[name] = _public(url)
     _make_room(into, directory)
     return FetchedModel(directory, origins, requests, received)
 
@@ -161,7 +161,7 @@ async def fetch_model_files(
 # -- what the card asks for ------------------------------------------------------------------------
 
 
-def _wanted(card: ModelCard) -> dict[str, CardFile]:
+def _token_files(card: ModelCard) -> dict[str, CardFile]:
     """File name -> file, for the parts of the card that affect tokens."""
     wanted: dict[str, CardFile] = {}
     for part in _PARTS:
@@ -208,16 +208,16 @@ def _url(card: ModelCard, file: CardFile, hosts: Collection[str]) -> httpx.URL |
         raise ModelFilesError(f"{_file_title(card, file)}: invalid URL") from None
     if url.scheme not in ("http", "https") or not url.host:
         raise ModelFilesError(
-            f"{_file_title(card, file)}: {_shown(url)} cannot be fetched; expected http or "
+            f"{_file_title(card, file)}: {_public(url)} cannot be fetched; expected http or "
             "https; to read the model's files from a directory, set --model-path DIR"
         )
     if url.userinfo:
-        raise ModelFilesError(f"{_file_title(card, file)}: {_shown(url)} has credentials")
+        raise ModelFilesError(f"{_file_title(card, file)}: {_public(url)} has credentials")
     host = url.raw_host.decode("ascii", "replace")
     if _canonical(host) not in hosts:
         allowed = " or ".join(sorted(hosts)) or "no host"
         raise ModelFilesError(
-            f"{_file_title(card, file)}: {_shown(url)} is not on the worker's own host; expected "
+            f"{_file_title(card, file)}: {_public(url)} is not on the worker's own host; expected "
             f"{allowed}, got {host[:200]!r}"
         )
     return url
@@ -250,26 +250,26 @@ async def _download(
             if response.status_code != 200:
                 redirects = " (redirects are not followed)" if response.is_redirect else ""
                 raise ModelFilesError(
-                    f"{_file_title(card, file)}: {_shown(url)} returned status "
+                    f"{_file_title(card, file)}: {_public(url)} returned status "
                     f"{response.status_code}{redirects}; expected 200"
                 )
             encoding = response.headers.get("content-encoding", "identity")
             if encoding != "identity":
                 raise ModelFilesError(
-                    f"{_file_title(card, file)}: {_shown(url)} is encoded as {encoding[:40]!r}; "
+                    f"{_file_title(card, file)}: {_public(url)} is encoded as {encoding[:40]!r}; "
                     "expected no encoding"
                 )
             async for chunk in response.aiter_raw(_CHUNK):
                 received += len(chunk)
                 if received > most:
                     raise ModelFilesError(
-                        f"{_file_title(card, file)}: {_shown(url)} sends more than the "
+                        f"{_file_title(card, file)}: {_public(url)} sends more than the "
                         f"{most:,} bytes expected"
                     )
                 yield chunk
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise Unreachable(
-            f"{_file_title(card, file)}: {_shown(url)} does not respond: {network_reason(error)}",
+            f"{_file_title(card, file)}: {_public(url)} does not respond: {network_reason(error)}",
             _HINT,
         ) from error
 
@@ -398,7 +398,7 @@ def _file_title(card: ModelCard, file: CardFile) -> str:
     return f"{_card(card)}, file {_NAMES.get(file.kind, file.kind[:40])}"
 
 
-def _shown(url: httpx.URL) -> str:
+def _public(url: httpx.URL) -> str:
     """The URL without credentials and query."""
     host = url.netloc.decode("ascii", "replace")
     shown = f"{url.scheme}://{host}{url.path}"

@@ -150,7 +150,7 @@ class TcpRequestPlane:
         request_id = request_id or str(uuid.uuid4())
         try:
             if instance.transport == "tcp":
-                home = await self._put(
+                home = await self._send(
                     instance, body, subject, timeout, request_id, accepted, context
                 )
             else:
@@ -233,7 +233,7 @@ class TcpRequestPlane:
 
     # -- the request
 
-    async def _put(
+    async def _send(
         self,
         instance: Instance,
         body: Any,
@@ -296,7 +296,7 @@ class TcpRequestPlane:
         request_id: str,
         context: Mapping[str, str],
     ) -> str:
-        """As _put, to the instance's subject; an empty reply accepts the request."""
+        """As _send, to the instance's subject; an empty reply accepts the request."""
         if self._messenger is None:
             assert self._new_messenger is not None
             self._messenger = self._new_messenger()
@@ -362,10 +362,12 @@ class TcpRequestPlane:
         if self._listen_host is None and self._advertised_host is not None:
             # The advertised address is usually one of this host; behind NAT it is not.
             with suppress(OSError):
-                return format_host_port(_unmapped(advertised), await self._home.port(advertised))
+                return format_host_port(
+                    _without_mapping(advertised), await self._home.port(advertised)
+                )
         listen = local if self._listen_host is None else self._listen_host
         try:
-            return format_host_port(_unmapped(advertised), await self._home.port(listen))
+            return format_host_port(_without_mapping(advertised), await self._home.port(listen))
         except OSError as error:
             _fail(
                 instance,
@@ -622,7 +624,7 @@ def _at_end(answer: AnswerDecoder) -> bool:
     return False
 
 
-def _unmapped(host: str) -> str:
+def _without_mapping(host: str) -> str:
     """An IPv4 address as IPv4 where the system writes it as IPv6 (``::ffff:10.0.0.1``)."""
     try:
         mapped = getattr(ipaddress.ip_address(host), "ipv4_mapped", None)

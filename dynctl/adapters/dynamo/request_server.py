@@ -428,7 +428,7 @@ class RequestServer:
             self.counts.refused += 1
             return refusal
         try:
-            requested = _requested(received.payload)
+            requested = _read_request(received.payload)
         except WireError as error:
             self.counts.refused += 1
             return f"invalid request: {error}"
@@ -449,7 +449,7 @@ class RequestServer:
             return self.accept(received)
         self.counts.refused += 1
         with suppress(WireError):
-            requested = _requested(payload)
+            requested = _read_request(payload)
             if len(self._refusing) < _REFUSING:
                 self._begin(self._refuse(requested, refusal), self._refusing)
                 return ""
@@ -573,7 +573,7 @@ class RequestServer:
             async with aclosing(cast(Any, handler(request))) as items:
                 async for item in items:
                     writer.write(encode_item(item, codec))
-                    await self._drained(writer)
+                    await self._drain(writer)
         except ErrorItem as error:
             self.counts.failed += 1
             writer.write(encode_item(error_item(str(error), error.kind), codec))
@@ -588,9 +588,9 @@ class RequestServer:
             name = type(error).__name__
             writer.write(encode_item(error_item(f"internal error: {name}", "Unknown"), codec))
         writer.write(encode_end(codec))
-        await self._drained(writer)
+        await self._drain(writer)
 
-    async def _drained(self, writer: asyncio.StreamWriter) -> None:
+    async def _drain(self, writer: asyncio.StreamWriter) -> None:
         if writer.transport.get_write_buffer_size() == 0 and not writer.is_closing():
             return
         try:
@@ -619,7 +619,7 @@ def error_item(message: str, kind: ErrorKind) -> dict[str, Any]:
     return {"event": "error", "error": error}
 
 
-def _requested(payload: bytes) -> Requested:
+def _read_request(payload: bytes) -> Requested:
     """Raises WireError for what cannot be answered."""
     requested = parse_payload(payload)
     parse_host_port(requested.call_home)

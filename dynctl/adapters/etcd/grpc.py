@@ -180,7 +180,7 @@ class _Session:
         if self._closed:
             raise EtcdFailure("closed")
         future = asyncio.get_running_loop().run_in_executor(
-            self._thread, partial(_translated, function, *arguments)
+            self._thread, partial(_call, function, *arguments)
         )
         # A cancelled caller does not read the call's result; without this, asyncio logs an error.
         future.add_done_callback(_mark_error_read)
@@ -233,7 +233,7 @@ def _change(event: Any) -> Put | Deleted | None:
     return Put(DiscoveryEntry(key_of(event.kv.key), event.kv.value))
 
 
-def _translated(function: Callable[..., _Result], *arguments: Any) -> _Result:
+def _call(function: Callable[..., _Result], *arguments: Any) -> _Result:
     """Call it, and turn gRPC's errors into an EtcdFailure. Runs in the thread."""
     try:
         return function(*arguments)

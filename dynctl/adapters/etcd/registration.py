@@ -162,7 +162,7 @@ class _Members:
                 reused = self._session is not None
                 try:
                     async with asyncio.timeout(2 * _CALL_S):
-                        return await call(await self._opened(member))
+                        return await call(await self._open_member(member))
                 except EtcdNoLease as failure:
                     raise _NoLease from failure
                 except EtcdFailure as failure:
@@ -182,7 +182,7 @@ class _Members:
         async with self._turn:
             await self._drop()
 
-    async def _opened(self, member: EtcdEndpoint) -> EtcdWriter:
+    async def _open_member(self, member: EtcdEndpoint) -> EtcdWriter:
         if self._session is None:
             self._session = self._connect(member)
             await self._session.open(_CALL_S)

@@ -131,7 +131,7 @@ class KubernetesCluster:
                 continue
             spent += time.monotonic() - began
             if restarted and not token:
-                found = _marked(found)
+                found = _mark(found)
             yield found
             before, token = token, _metadata(found).get("continue") or ""
             if not token:
@@ -268,5 +268,5 @@ def _metadata(item: Mapping[str, Any]) -> Mapping[str, Any]:
     return metadata if isinstance(metadata, Mapping) else {}
 
 
-def _marked(item: Mapping[str, Any]) -> Mapping[str, Any]:
+def _mark(item: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**item, "metadata": {**_metadata(item), "dynctlRestarted": True}}

@@ -68,7 +68,7 @@ class KubernetesDiscovery:
         await asyncio.gather(*(self._in_thread(partial(read, one)) for one in RESOURCES))
         if ambiguous := register.ambiguous():
             raise Unreachable(ambiguous)
-        return _listed(register.entries())
+        return _list_of(register.entries())
 
     async def watch(self) -> AsyncGenerator[DiscoveryChange, None]:
         reader = asyncio.Event()
@@ -97,7 +97,7 @@ class KubernetesDiscovery:
                 elif all(follower.listed for follower in self._followers):
                     if known is None:
                         known, interrupted = self._register.entries(), False
-                        yield _listed(known)
+                        yield _list_of(known)
                         continue
                     with suppress(TimeoutError):
                         await asyncio.wait_for(self._closed.wait(), self._debounce_s)
@@ -170,5 +170,5 @@ class KubernetesDiscovery:
         thread.start()
 
 
-def _listed(entries: Mapping[str, DiscoveryEntry]) -> Listed:
+def _list_of(entries: Mapping[str, DiscoveryEntry]) -> Listed:
     return Listed(tuple(entries[key] for key in sorted(entries)))

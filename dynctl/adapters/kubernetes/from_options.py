@@ -20,14 +20,14 @@ _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 def open_cluster(options: GlobalOptions) -> Cluster:
     """The cluster, not connected yet. Raises UsageProblem, or Unreachable where a credential plugin
     fails."""
-    return _opened(options)
+    return _open(options)
 
 
 def open_writing_cluster(options: GlobalOptions) -> tuple[Cluster, ClusterWriter]:
     """As :func:`open_cluster`, and what writes to it."""
     from dynctl.adapters.kubernetes.cluster import KubernetesWriter
 
-    cluster = _opened(options)
+    cluster = _open(options)
     return cluster, KubernetesWriter(cluster)
 
 
@@ -44,7 +44,7 @@ def open_pod_registrar(cluster: Cluster) -> Registrar:
     return KubernetesRegistrar(cluster, KubernetesWriter(cluster), pod)
 
 
-def _opened(options: GlobalOptions) -> KubernetesCluster:
+def _open(options: GlobalOptions) -> KubernetesCluster:
     from dynctl.adapters.kubernetes import cluster as kubernetes_cluster
 
     options = in_context(options)

@@ -149,7 +149,7 @@ class ApiServer:
         except Exception as error:
             raise self.unreachable(error, path) from error
         if self._closing.is_set():
-            raise self._closed()
+            raise self._closed_error()
 
     def decoded(self, data: bytes, path: str) -> Mapping[str, Any]:
         """Decode an object. Raises Unreachable if it is not a JSON object."""
@@ -194,9 +194,9 @@ class ApiServer:
     def unreachable(self, error: BaseException, path: str) -> Unreachable:
         """The error of a failed connection to the server."""
         if self._closing.is_set():
-            return self._closed()
+            return self._closed_error()
         server, name = self.context.server, self.context.name
-        certificate = _found(error, ssl.SSLCertVerificationError)
+        certificate = _wrapped_error(error, ssl.SSLCertVerificationError)
         if certificate is not None:
             return Unreachable(
                 f"the TLS certificate of {server} (context {name}) is not accepted: "
@@ -205,10 +205,12 @@ class ApiServer:
                 "the name differs; get a new kubeconfig from the cluster administrator",
             )
         kind: type[Unreachable] = Unreachable
-        tls = _found(error, ssl.SSLError)
+        tls = _wrapped_error(error, ssl.SSLError)
         if tls is not None:
             what = f"the TLS handshake failed: {single_line(str(tls.reason or tls))}"
-        elif (inner := _found(error, (socket.gaierror, ConnectionRefusedError))) is not None:
+        elif (
+            inner := _wrapped_error(error, (socket.gaierror, ConnectionRefusedError))
+        ) is not None:
             what = network_reason(inner)
         else:
             what = _in_words(error, self.timeout)
@@ -251,7 +253,7 @@ class ApiServer:
         renewed, tries = False, 0
         while True:
             tries += 1
-            response = self._sent(path, query, body, method)
+            response = self._send(path, query, body, method)
             self.note_date(response.headers.get("Date"))
             if 200 <= response.status < 300:
                 return response
@@ -271,7 +273,7 @@ class ApiServer:
                 raise self.refusal(response.status, data, path)
             self._closing.wait(pause)
 
-    def _sent(
+    def _send(
         self,
         path: str,
         query: Mapping[str, str] | None,
@@ -282,7 +284,7 @@ class ApiServer:
 
         method = method or ("GET" if body is None else "POST")
         if self._closing.is_set():
-            raise self._closed()
+            raise self._closed_error()
         headers = urllib3.HTTPHeaderDict(self.login.headers())
         headers["Accept"] = "application/json, */*"
         headers["User-Agent"] = self._agent
@@ -303,7 +305,9 @@ class ApiServer:
                     timeout=urllib3.Timeout(connect=self.timeout, read=self.timeout),
                 )
             except Exception as error:
-                cut = _found(error, ConnectionResetError) or _found(error, BrokenPipeError)
+                cut = _wrapped_error(error, ConnectionResetError) or _wrapped_error(
+                    error, BrokenPipeError
+                )
                 if last or cut is None:
                     raise self.unreachable(error, path) from error
         raise AssertionError("unreachable")
@@ -312,7 +316,7 @@ class ApiServer:
         """The URL of a path of the API; it begins with a slash."""
         return f"{self._base}{quote(path, safe='/%:~')}{f'?{urlencode(query)}' if query else ''}"
 
-    def _closed(self) -> Unreachable:
+    def _closed_error(self) -> Unreachable:
         return Unreachable(f"the connection to {self.context.server} was closed by dynctl itself")
 
 
@@ -366,7 +370,7 @@ def _seconds(header: str | None) -> float | None:
     return float(header) if header and header.isdecimal() else None
 
 
-def _found(error: BaseException, kind: type[Any] | tuple[type[Any], ...]) -> Any:
+def _wrapped_error(error: BaseException, kind: type[Any] | tuple[type[Any], ...]) -> Any:
     """The exception of this kind, or one of these, that another one wraps, at any depth."""
     seen: set[int] = set()
     waiting: list[Any] = [error]
@@ -384,7 +388,10 @@ def _found(error: BaseException, kind: type[Any] | tuple[type[Any], ...]) -> Any
 def _timed_out(error: BaseException) -> bool:
     import urllib3.exceptions as known
 
-    return _found(error, known.TimeoutError) is not None or _found(error, TimeoutError) is not None
+    return (
+        _wrapped_error(error, known.TimeoutError) is not None
+        or _wrapped_error(error, TimeoutError) is not None
+    )
 
 
 def _in_words(error: BaseException, timeout: float) -> str:
@@ -392,8 +399,8 @@ def _in_words(error: BaseException, timeout: float) -> str:
 
     if _timed_out(error):
         return f"no response within {timeout:g} s"
-    if _found(error, known.ProxyError) is not None:
+    if _wrapped_error(error, known.ProxyError) is not None:
         return "the proxy refused the connection"
-    if _found(error, known.ProtocolError) or _found(error, ConnectionError):
+    if _wrapped_error(error, known.ProtocolError) or _wrapped_error(error, ConnectionError):
         return "the connection was closed"
-    return network_reason(_found(error, OSError) or error)
+    return network_reason(_wrapped_error(error, OSError) or error)

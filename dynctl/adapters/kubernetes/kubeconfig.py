@@ -74,7 +74,7 @@ def kube_context(
     """
     files = _files(kubeconfig)
     if files:
-        return _chosen(_merged(files), context)
+        return _choose_context(_merge(files), context)
     inside = _service_account(account)
     if inside is None:
         raise UsageProblem(
@@ -131,7 +131,7 @@ def _service_account(account: Path) -> KubeContext | None:
     )
 
 
-def _merged(files: Sequence[Path]) -> _Merged:
+def _merge(files: Sequence[Path]) -> _Merged:
     merged = _Merged(", ".join(map(str, files)))
     for path in files:
         document = _document(path)
@@ -194,7 +194,7 @@ def _absolute(entry: dict[str, Any], names: Sequence[str], folder: Path) -> dict
     return entry
 
 
-def _chosen(merged: _Merged, wanted: str | None) -> KubeContext:
+def _choose_context(merged: _Merged, wanted: str | None) -> KubeContext:
     if not merged.clusters:
         raise UsageProblem(f"kubeconfig {merged.origin} defines no cluster", _HOW)
     name = wanted or merged.current

@@ -47,13 +47,13 @@ class Login:
             user.pop("token", None)
         elif "auth-provider" in user:
             # The client would renew such a token without saving the new one, and log kubectl out.
-            self._token = _provided(context, user.pop("auth-provider"))
-        self.configuration = _configured(context, user)
+            self._token = _provider_token(context, user.pop("auth-provider"))
+        self.configuration = _configure(context, user)
         self.tls = _tls(context, self.configuration)
 
     def headers(self) -> list[tuple[str, str]]:
         """The headers with the credentials, renewed if expired; a name may occur several times."""
-        found = list(_impersonated(self.context.user))
+        found = list(_impersonation_headers(self.context.user))
         with self._lock:
             if self._plugin and self._ends is not None and _now() + _SKEW >= self._ends:
                 self._from_plugin()
@@ -121,7 +121,7 @@ class Login:
         return {}
 
 
-def _configured(context: KubeContext, user: Mapping[str, Any]) -> Any:
+def _configure(context: KubeContext, user: Mapping[str, Any]) -> Any:
     """The client's Configuration of this context; without plugin and token file."""
     from kubernetes import client, config
 
@@ -205,7 +205,7 @@ def _plugin_status(context: KubeContext, plugin: Mapping[str, Any]) -> Mapping[s
     return status if isinstance(status, Mapping) else {}
 
 
-def _provided(context: KubeContext, provider: Any) -> str:
+def _provider_token(context: KubeContext, provider: Any) -> str:
     """The token that kubectl saved for an auth-provider."""
     settings = provider.get("config") if isinstance(provider, Mapping) else None
     for key in ("id-token", "access-token"):
@@ -219,7 +219,7 @@ def _provided(context: KubeContext, provider: Any) -> str:
     )
 
 
-def _impersonated(user: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _impersonation_headers(user: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The impersonation headers; the client ignores them and would act as another user."""
     for key, header in (("as", "User"), ("as-uid", "Uid"), ("as-groups", "Group")):
         values = user.get(key) or []

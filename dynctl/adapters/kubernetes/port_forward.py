@@ -53,7 +53,7 @@ class _Forwarder:
         # Its reading end becomes readable for all threads when the other end is closed.
         self._ending, self._end = socket.socketpair()
         self._connections: list[threading.Thread] = []
-        self._accepting = self._started(self._accept)
+        self._accepting = self._start_thread(self._accept)
 
     def wake(self) -> None:
         """Make all threads end."""
@@ -68,7 +68,7 @@ class _Forwarder:
         self._ending.close()
         self._end.close()
 
-    def _started(
+    def _start_thread(
         self, function: Callable[..., None], *arguments: socket.socket
     ) -> threading.Thread:
         thread = threading.Thread(
@@ -90,7 +90,7 @@ class _Forwarder:
                     self._connections = [
                         connection for connection in self._connections if connection.is_alive()
                     ]
-                    self._connections.append(self._started(self._serve, local))
+                    self._connections.append(self._start_thread(self._serve, local))
 
     def _serve(self, local: socket.socket) -> None:
         with local, suppress(DynctlError, ClusterRefusal, OSError):

@@ -40,7 +40,7 @@ class PodStream:
     def __init__(self, server: ApiServer, path: str, query: Sequence[tuple[str, str]]) -> None:
         self._server = server
         self._path = path
-        self._socket = _connected(server, path, query)
+        self._socket = _connect(server, path, query)
         server.began(self.shut)
 
     @property
@@ -185,7 +185,7 @@ def refusal_text(status: dict[str, Any]) -> str:
 # -- opening ---------------------------------------------------------------------------------------
 
 
-def _connected(server: ApiServer, path: str, query: Sequence[tuple[str, str]]) -> Any:
+def _connect(server: ApiServer, path: str, query: Sequence[tuple[str, str]]) -> Any:
     import websocket
 
     renewed = False

@@ -155,7 +155,7 @@ class NatsMessenger:
             self._say(None)
             return client
         problem = f"needs NATS, which is not reachable: {'; '.join(problems)}"
-        self._lost(problem)
+        self._lose(problem)
         return problem
 
     async def _responds(self, client: Client) -> bool:
@@ -166,11 +166,11 @@ class NatsMessenger:
             return True
         if self._client is client:
             self._client = None
-            self._lost(f"needs NATS, which does not respond: {self.title}")
+            self._lose(f"needs NATS, which does not respond: {self.title}")
             await hang_up(client)
         return False
 
-    def _lost(self, problem: str | None) -> None:
+    def _lose(self, problem: str | None) -> None:
         """There is no connection, and a problem unless it is not known yet; connect again."""
         if self._report is None:
             return
@@ -205,7 +205,7 @@ class NatsMessenger:
         async def closed() -> None:
             if self._client is client:
                 self._client = None
-                self._lost(None)
+                self._lose(None)
 
         # The library's types are whole seconds; it accepts fractions.
         await client.connect(

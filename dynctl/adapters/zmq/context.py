@@ -72,7 +72,7 @@ class Watch:
         self._descriptors = [socket.FD for socket in sockets]
         self._waiting: asyncio.Future[bool] | None = None
         for socket, descriptor in zip(sockets, self._descriptors, strict=True):
-            self._loop.add_reader(descriptor, self._changed, socket)
+            self._loop.add_reader(descriptor, self._note_change, socket)
 
     def close(self) -> None:
         for descriptor in self._descriptors:
@@ -93,7 +93,7 @@ class Watch:
             if end is not None:
                 end.cancel()
 
-    def _changed(self, socket: zmq.Socket[bytes]) -> None:
+    def _note_change(self, socket: zmq.Socket[bytes]) -> None:
         # Reading the state also ends the readiness of the descriptor.
         if readable(socket):
             self._wake(True)

@@ -111,10 +111,10 @@ class DemoTraffic:
 
     def start(self, at: float) -> None:
         """Schedule the first events."""
-        self._at(at, self._arrive)
-        self._at(at, self._report)
+        self._schedule(at, self._arrive)
+        self._schedule(at, self._report)
         if self._events:
-            self._at(at - at % CYCLE_S + CRASH[0], self._crash)
+            self._schedule(at - at % CYCLE_S + CRASH[0], self._crash)
 
     def advance(self, until: float) -> None:
         """Run all events up to a time."""
@@ -136,7 +136,7 @@ class DemoTraffic:
     def in_flight(self) -> int:
         return sum(len(engine.running) + len(engine.waiting) for engine in self._engines.values())
 
-    def _at(self, when: float, happen: Callable[[float], None]) -> None:
+    def _schedule(self, when: float, happen: Callable[[float], None]) -> None:
         self._order += 1
         heapq.heappush(self._queue, (when, self._order, happen))
 
@@ -146,7 +146,7 @@ class DemoTraffic:
         phase = at % CYCLE_S
         peak = self._events and PEAK[0] <= phase < PEAK[1]
         rate = self._rate * (_PEAK_FACTOR if peak else 1.0)
-        self._at(at + self._random.expovariate(rate), self._arrive)
+        self._schedule(at + self._random.expovariate(rate), self._arrive)
         self._begin(at, self._job(at))
 
     def _job(self, at: float) -> _Job:
@@ -177,7 +177,7 @@ class DemoTraffic:
         plan = self._service.plan(job.request)
         if not plan.ok or plan.prefill is None:
             self._service.decided(plan, job.request, job.record)
-            self._ended(at, job, "refused")
+            self._end_job(at, job, "refused")
             return
         self._service.book(plan.prefill, job.request, job.record)
         job.plan = plan
@@ -197,14 +197,14 @@ class DemoTraffic:
                 prefill = job.plan.prefill if job.plan is not None else None
                 cached = prefill.cached_tokens if prefill is not None else 0
                 took = 0.03 + (job.request.isl_tokens - cached) / _PREFILL_TOKENS_S
-                self._at(at + took, partial(self._prefilled, job))
+                self._schedule(at + took, partial(self._end_prefill, job))
             else:
                 self._service.prefill_done(job.request.id)
                 job.record.first_token_at = at
                 self._service.observers.first_token(job.record)
-                self._at(at + BLOCK / _OUTPUT_TOKENS_S, partial(self._more, job))
+                self._schedule(at + BLOCK / _OUTPUT_TOKENS_S, partial(self._more, job))
 
-    def _prefilled(self, job: _Job, at: float) -> None:
+    def _end_prefill(self, job: _Job, at: float) -> None:
         engine = self._engines[job.worker_id]
         if engine.running.pop(job.request.id, None) is None:
             return
@@ -220,7 +220,7 @@ class DemoTraffic:
                 self._enter(at, job, plan.decode.require().worker_id)
             else:
                 service.free(job.request.id)
-                self._ended(at, job, "refused")
+                self._end_job(at, job, "refused")
         self._fill(at, engine)
 
     def _more(self, job: _Job, at: float) -> None:
@@ -232,14 +232,14 @@ class DemoTraffic:
             job.blocks += 1
             job.record.output_events += BLOCK
             self._service.output_block(job.request.id)
-            self._at(at + BLOCK / _OUTPUT_TOKENS_S, partial(self._more, job))
+            self._schedule(at + BLOCK / _OUTPUT_TOKENS_S, partial(self._more, job))
             return
         del engine.running[job.request.id]
         self._service.free(job.request.id)
-        self._ended(at, job, "success")
+        self._end_job(at, job, "success")
         self._fill(at, engine)
 
-    def _ended(self, at: float, job: _Job, outcome: str) -> None:
+    def _end_job(self, at: float, job: _Job, outcome: str) -> None:
         job.record.finished_at, job.record.outcome = at, outcome
         job.record.status = 200 if outcome == "success" else 503
         self._service.observers.finished(job.record)
@@ -269,15 +269,15 @@ class DemoTraffic:
 
     def _report(self, at: float) -> None:
         """Every engine reports its load once a second."""
-        self._at(at + 1.0, self._report)
+        self._schedule(at + 1.0, self._report)
         for number, engine in self._engines.items():
             if engine.up:
                 held = sum(job.blocks for job in engine.running.values())
                 self._service.apply(LoadReported(number, 0, kv_used_blocks=min(held, TOTAL_BLOCKS)))
 
     def _crash(self, at: float) -> None:
-        self._at(at + CYCLE_S, self._crash)
-        engine = self._named(CRASHING)
+        self._schedule(at + CYCLE_S, self._crash)
+        engine = self._engine_named(CRASHING)
         if engine is None:
             return
         engine.up = False
@@ -286,21 +286,21 @@ class DemoTraffic:
         self._service.apply(KvEvent(engine.worker.worker_id, 0, Cleared()))
         for job in [*engine.running.values(), *engine.waiting]:
             self._service.free(job.request.id)
-            self._ended(at, job, "upstream_error")
+            self._end_job(at, job, "upstream_error")
         engine.running.clear()
         engine.waiting.clear()
         engine.chains.clear()
         engine.cached = 0
-        self._at(at + CRASH[1] - CRASH[0], self._back)
+        self._schedule(at + CRASH[1] - CRASH[0], self._back)
 
     def _back(self, at: float) -> None:
-        engine = self._named(CRASHING)
+        engine = self._engine_named(CRASHING)
         if engine is not None:
             engine.up = True
             self._service.set_available(engine.worker.worker_id, None)
             self._service.clear_condition(codes.WORKER_UNREACHABLE, CRASHING)
 
-    def _named(self, name: str) -> _Engine | None:
+    def _engine_named(self, name: str) -> _Engine | None:
         return next(
             (engine for engine in self._engines.values() if engine.worker.name == name), None
         )

@@ -42,7 +42,9 @@ def take_versions(
             continue
         accepted: set[str] = set()
         for metrics, models in zip(frontends, ready, strict=True):
-            accepted |= _accepted(contested, sets, cards, metrics, models.get(contested.model))
+            accepted |= _accepted_versions(
+                contested, sets, cards, metrics, models.get(contested.model)
+            )
         if len(accepted) != 1:
             versions = contested.versions
             listed = [some_names(names[member] for member in ids) for ids in versions.values()]
@@ -65,7 +67,7 @@ def take_versions(
     return doubts
 
 
-def _accepted(
+def _accepted_versions(
     contested: WorkerSet,
     sets: Sequence[WorkerSet],
     cards: Mapping[int, ModelCard],

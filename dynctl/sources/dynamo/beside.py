@@ -97,7 +97,7 @@ class BesideDynamo:
         await asyncio.to_thread(self._ways.close)
 
     async def read(self, observer: Observer, title: str, *, findings: bool) -> Reading:
-        polled = self._opened()
+        polled = self._open_frontends()
         await polled.read()
         metrics = polled.metrics()
         load, doubts = take_load(observer, metrics)
@@ -143,7 +143,7 @@ class BesideDynamo:
 
     # -- inside ----------------------------------------------------------------------------
 
-    def _opened(self) -> PolledFrontends:
+    def _open_frontends(self) -> PolledFrontends:
         if self._polled is None:
             raise RuntimeError("open() was not called")
         return self._polled

@@ -175,7 +175,7 @@ async def _plane_facts(options: GlobalOptions, out_of_reach: str) -> PlaneFacts:
             refuse_equal_ids(observer.deployment)
             if out_of_reach:
                 return _registered_only(observer, planes, wanted, out_of_reach)
-            return await _observed(observer, planes, wanted, conditions, options.wait)
+            return await _observed_facts(observer, planes, wanted, conditions, options.wait)
     except Unreachable as error:
         return PlaneFacts(planes.title, wanted, Unread(error.message, error.hint))
 
@@ -197,7 +197,7 @@ def _registered_only(
     )
 
 
-async def _observed(
+async def _observed_facts(
     observer: Observer,
     planes: Planes,
     wanted: str | None,
@@ -249,7 +249,7 @@ def _rank_facts(
     return RankFacts(
         worker=item.worker.name,
         dp_rank=rank,
-        channel=_shared(item) if channel is None else _address(channel),
+        channel=_shared_channels(item) if channel is None else _address(channel),
         indexer=None if source.recovery is None else source.recovery.address.partition("/")[0],
         state=observer.stream_states().get(key, StreamState()),
         newest=response.newest,
@@ -266,7 +266,7 @@ def _rank_facts(
     )
 
 
-def _shared(item: RegisteredWorker) -> str | None:
+def _shared_channels(item: RegisteredWorker) -> str | None:
     """The channels of its component, before Dynamo 1.4; None without any."""
     number = len(item.shared_events)
     return f"one of {number:,} of {item.card.endpoint.component}" if number else None

@@ -150,7 +150,7 @@ class LiveDynamo(LiveSource):
     # -- snapshots and questions -----------------------------------------------------------
 
     async def snapshot(self) -> Snapshot:
-        observer, frontends = self._opened()
+        observer, frontends = self._open_planes_once()
         await frontends.read()
         metrics = frontends.metrics()
         load, _ = take_load(observer, metrics)
@@ -202,7 +202,7 @@ class LiveDynamo(LiveSource):
 
     async def settle(self) -> None:
         """Wait until every engine has reported its queue, at most for a moment."""
-        observer, _ = self._opened()
+        observer, _ = self._open_planes_once()
         if not (self._reached.workers_reachable and observer.deployment.passes):
             return
         with contextlib.suppress(TimeoutError):
@@ -219,7 +219,7 @@ class LiveDynamo(LiveSource):
 
     def present(self) -> Source:
         """The observed router as a view."""
-        observer, frontends = self._opened()
+        observer, frontends = self._open_planes_once()
         metrics = frontends.metrics()
         _, load = take_load(observer, metrics)
         _, settings = take_settings(observer, frontends.thresholds, metrics)
@@ -238,7 +238,7 @@ class LiveDynamo(LiveSource):
         return ViewSource(view, self.title)
 
     async def read_index(self, worker: WorkerRow | None) -> str:
-        observer, _ = self._opened()
+        observer, _ = self._open_planes_once()
         if not self._reached.workers_reachable:
             raise UsageProblem(f"what workers cache is {OUT_OF_REACH}")
         if worker is None:
@@ -271,7 +271,7 @@ class LiveDynamo(LiveSource):
 
     # -- inside ----------------------------------------------------------------------------
 
-    def _opened(self) -> tuple[Observer, PolledFrontends]:
+    def _open_planes_once(self) -> tuple[Observer, PolledFrontends]:
         if self._observer is None or self._frontends is None:
             raise RuntimeError("the source was not entered")
         return self._observer, self._frontends

@@ -93,10 +93,12 @@ def replica_at(source: FrontendClient) -> Replica:
 
 def with_gauges(rows: Sequence[WorkerRow], metrics: FrontendMetrics) -> list[WorkerRow]:
     """``rows`` with the load that one frontend counts; ranks without a gauge are idle."""
-    return [replace(row, ranks=[_loaded(row, rank, metrics) for rank in row.ranks]) for row in rows]
+    return [
+        replace(row, ranks=[_with_load(row, rank, metrics) for rank in row.ranks]) for row in rows
+    ]
 
 
-def _loaded(row: WorkerRow, rank: RankRow, metrics: FrontendMetrics) -> RankRow:
+def _with_load(row: WorkerRow, rank: RankRow, metrics: FrontendMetrics) -> RankRow:
     load = metrics.rank_loads.get((row.worker_id, rank.dp_rank), _IDLE)
     return replace(
         rank,

@@ -253,7 +253,7 @@ def take_load(observer: Observer, frontends: Sequence[FrontendMetrics]) -> tuple
         if not alone:
             added = Varies(load="fewer", copies=count)
             doubts.append(doubt("DYR0709", varies=added, frontends=count))
-        elif len({tuple(sorted(_loaded(frontend).items())) for frontend in frontends}) > 1:
+        elif len({tuple(sorted(_loads_of(frontend).items())) for frontend in frontends}) > 1:
             part = Varies(load="fewer", copies=_ANY_PART)
             doubts.append(doubt("DYR0740", varies=part, frontends=count))
     many = "a frontend" if len(frontends) == 1 else f"{len(frontends)} frontends"
@@ -261,7 +261,7 @@ def take_load(observer: Observer, frontends: Sequence[FrontendMetrics]) -> tuple
     return f"the /metrics of {many}{seen}", [*doubts, *_sum_doubts(observer, alone=alone)]
 
 
-def _loaded(metrics: FrontendMetrics) -> dict[tuple[int, int], tuple[int, int]]:
+def _loads_of(metrics: FrontendMetrics) -> dict[tuple[int, int], tuple[int, int]]:
     """The load of the ranks that have any, in blocks and tokens."""
     return {
         rank: (load.active_decode_blocks, load.active_prefill_tokens)

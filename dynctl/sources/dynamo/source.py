@@ -76,20 +76,20 @@ class DynamoSource:
         return self._view(index=index).workers()
 
     def thresholds(self) -> dict[str, Thresholds]:
-        with self._reached() as reached:
+        with self._reach_frontends() as reached:
             if reached.frontends:
                 return reached.frontends[0].thresholds()
         return self._view(index=False).thresholds()
 
     def set_thresholds(self, model: str, values: ThresholdValues) -> Thresholds:
-        with self._reached() as reached:
+        with self._reach_frontends() as reached:
             return reached.set_thresholds(model, values)
 
     @contextlib.contextmanager
     def replicas(self) -> Iterator[list[Replica]]:
         """The frontends, each with the workers and the load that it counts. Without a frontend:
         the thresholds in the workers' cards, which cannot be set."""
-        with self._reached() as reached:
+        with self._reach_frontends() as reached:
             reports = WorkerReports(
                 lambda: open_planes(self._options),
                 namespace=namespace(self._options),
@@ -113,7 +113,7 @@ class DynamoSource:
         return self._view(index=False).judged(model, values)
 
     def lengths(self) -> dict[str, Lengths] | None:
-        with self._reached() as reached:
+        with self._reach_frontends() as reached:
             if not reached.frontends:
                 return None
             return read_lengths(
@@ -139,7 +139,7 @@ class DynamoSource:
 
     # -- observing -------------------------------------------------------------------------
 
-    def _reached(self) -> contextlib.AbstractContextManager[ReachedFrontends]:
+    def _reach_frontends(self) -> contextlib.AbstractContextManager[ReachedFrontends]:
         return reached_frontends(self._options, self._urls)
 
     def _view(
@@ -151,7 +151,7 @@ class DynamoSource:
         query: RouteQuery | None = None,
     ) -> ViewSource:
         """The present state. ``query``: only this prompt is needed, so an indexer may have it."""
-        with self._reached() as reached:
+        with self._reach_frontends() as reached:
             view = asyncio.run(
                 self._observe(reached, model, index=index, tokenizers=tokenizers, query=query)
             )
@@ -189,9 +189,9 @@ class DynamoSource:
                 index = False
             if index:
                 observer.follow_indexes()
-            return await self._observed(observer, reached, paths, notes, tiers, follow=follow)
+            return await self._view_of(observer, reached, paths, notes, tiers, follow=follow)
 
-    async def _observed(
+    async def _view_of(
         self,
         observer: Observer,
         reached: ReachedFrontends,
@@ -203,7 +203,7 @@ class DynamoSource:
     ) -> SavedView:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.wait):
-                await _settled(observer)
+                await _wait_for_caches(observer)
         # Events in a stream show only when they are read which workers publish any.
         doubts = [*registration_doubts(observer), *reached.doubts(), *doubts]
         # After the caches: the gauges are compared with the requests seen until now.
@@ -336,7 +336,7 @@ async def _query_indexers(
     return True
 
 
-async def _settled(observer: Observer) -> None:
+async def _wait_for_caches(observer: Observer) -> None:
     """Wait until every cache is read; shows the progress once a second on stderr."""
     settled = asyncio.ensure_future(observer.settled())
     try:

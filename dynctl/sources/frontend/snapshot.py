@@ -45,7 +45,7 @@ def frontend_snapshot(
     if not loads:
         return Snapshot(at=at, source=source, problem=problem or "nothing was read yet")
     first = known[0]
-    workers = tuple(_added(known))
+    workers = tuple(_joined_rows_of(known))
     probes = [load.probe_s for load in loads if load.probe_s is not None]
     return Snapshot(
         at=at,
@@ -115,7 +115,7 @@ def _parts(
     return parts
 
 
-def _added(known: Sequence[FrontendReadings]) -> list[WorkerRow]:
+def _joined_rows_of(known: Sequence[FrontendReadings]) -> list[WorkerRow]:
     """The rows of the first, plus the load that the other routers put on the same workers.
 
     Routers that share their load count it all themselves: then each number is the highest of them.

@@ -243,7 +243,7 @@ class Canary:
                 if measured.value is None or measured.requests < self._least:
                     continue
                 if condition.breached(measured.value):
-                    return self._breached(passed, condition, measured)
+                    return self._breach_verdict(passed, condition, measured)
             if passed >= self._seconds:
                 return self._at_end(passed)
             if now >= next_line:
@@ -257,7 +257,7 @@ class Canary:
             if measured.value is None or measured.requests < self._least:
                 few.append((condition, measured))
             elif condition.breached(measured.value):
-                return self._breached(passed, condition, measured)
+                return self._breach_verdict(passed, condition, measured)
         if not few:
             return self._verdict("held", passed, "")
         condition, measured = few[0]
@@ -308,17 +308,19 @@ class Canary:
             watched.readings.popleft()
 
     def _window(self) -> list[Measured]:
-        return self._measured([watched.readings[0][1] for watched in self._watched])
+        return self._measure_since([watched.readings[0][1] for watched in self._watched])
 
     def _whole(self) -> list[Measured]:
-        return self._measured([watched.first or RequestTotals() for watched in self._watched])
+        return self._measure_since([watched.first or RequestTotals() for watched in self._watched])
 
-    def _measured(self, starts: Sequence[RequestTotals]) -> list[Measured]:
+    def _measure_since(self, starts: Sequence[RequestTotals]) -> list[Measured]:
         before = _sum(starts)
         after = _sum([one.readings[-1][1] for one in self._watched])
         return [measure(condition, before, after) for condition in self._conditions]
 
-    def _breached(self, passed: float, condition: Condition, measured: Measured) -> CanaryVerdict:
+    def _breach_verdict(
+        self, passed: float, condition: Condition, measured: Measured
+    ) -> CanaryVerdict:
         assert measured.value is not None
         of = f"{measured.requests:,} requests"
         why = f"{condition.text}: {shown(condition, measured.value)}, measured on {of}"

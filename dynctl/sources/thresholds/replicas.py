@@ -196,9 +196,9 @@ def set_everywhere(
     stopped = False
     for at, outcome in enumerate(outcomes):
         if outcome.state != "failed" and not stopped:
-            outcomes[at] = _written(outcome, model, values)
+            outcomes[at] = _write(outcome, model, values)
             stopped = outcomes[at].state == "failed" and not partial
-    outcomes = [_verified(outcome, model, values) for outcome in outcomes]
+    outcomes = [_read_back(outcome, model, values) for outcome in outcomes]
     only = outcomes[0]
     if len(outcomes) == 1 and only.error is not None and only.after == only.before:
         raise only.error
@@ -295,7 +295,7 @@ def _read_before(
     return outcomes
 
 
-def _written(outcome: Outcome, model: str, values: ThresholdValues) -> Outcome:
+def _write(outcome: Outcome, model: str, values: ThresholdValues) -> Outcome:
     holder = outcome.replica.holder
     try:
         after = holder.set_thresholds(model, values)
@@ -304,7 +304,7 @@ def _written(outcome: Outcome, model: str, values: ThresholdValues) -> Outcome:
     return Outcome(outcome.replica, "set", outcome.before, after)
 
 
-def _verified(outcome: Outcome, model: str, values: ThresholdValues) -> Outcome:
+def _read_back(outcome: Outcome, model: str, values: ThresholdValues) -> Outcome:
     """The outcome with the replica's thresholds, read again."""
     before, error = outcome.before, outcome.error
     try:
@@ -340,11 +340,15 @@ def _set_back(outcome: Outcome, model: str, values: ThresholdValues) -> Outcome:
     if not _holds(now, wanted):
         return Outcome(outcome.replica, "left over", before, now, outcome.error)
     if theirs:
-        return Outcome(outcome.replica, "left over", before, now, _kept(theirs, now, before))
+        return Outcome(
+            outcome.replica, "left over", before, now, _other_operator(theirs, now, before)
+        )
     return Outcome(outcome.replica, state, before, now, outcome.error)
 
 
-def _kept(theirs: Sequence[str], now: ThresholdValues, before: ThresholdValues) -> Unreachable:
+def _other_operator(
+    theirs: Sequence[str], now: ThresholdValues, before: ThresholdValues
+) -> Unreachable:
     """Why values of another operator stay."""
     current = ", ".join(f"{name} is {now.get(name)}" for name in theirs)
     earlier = ", ".join(str(before.get(name)) for name in theirs)

@@ -130,7 +130,7 @@ async def seen(source: LiveDynamo, wanted: Callable[[Snapshot], Any]) -> Snapsho
 
 
 def worker_id(source: LiveDynamo, role: Role, zone: str) -> int:
-    observer, _ = source._opened()
+    observer, _ = source._open_planes_once()
     return next(
         worker.worker_id
         for worker in observer.router.registry
@@ -139,7 +139,7 @@ def worker_id(source: LiveDynamo, role: Role, zone: str) -> int:
 
 
 def channel(source: LiveDynamo, kind: str) -> Any:
-    observer, _ = source._opened()
+    observer, _ = source._open_planes_once()
     return getattr(observer.deployment, kind)[0]
 
 
@@ -347,7 +347,7 @@ async def test_a_worker_that_leaves_strands_its_domain(live: Live):
 async def test_interrupted_discovery_is_the_problem(live: Live):
     async with LiveDynamo(OPTIONS) as source:
         await source.snapshot()
-        observer, _ = source._opened()
+        observer, _ = source._open_planes_once()
         observer._registrations.interrupted = "connection refused"
         shown = await source.snapshot()
         assert shown.problem == "discovery: connection refused"

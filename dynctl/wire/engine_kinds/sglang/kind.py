@@ -87,12 +87,12 @@ def _own_tools(request: ChatRequest) -> list[Mapping[str, Any]] | None:
     for tool in request.tools:
         function = tool.get("function")
         if isinstance(function, Mapping):
-            tool = {**tool, "function": _filled(function, missing)}
+            tool = {**tool, "function": _fill_in(function, missing)}
         filled.append(tool)
     return filled
 
 
-def _filled(function: Mapping[str, Any], missing: Mapping[str, Any]) -> dict[str, Any]:
+def _fill_in(function: Mapping[str, Any], missing: Mapping[str, Any]) -> dict[str, Any]:
     """The function with the missing fields, in SGLang's order."""
     names = ("name", "description", "parameters", "strict", *function)
     return {
