@@ -267,20 +267,25 @@ def _with_replays(
         return report
     several = ["--routers", str(routers), "--no-sync"] if routers > 1 else []
     plain = policy.partition(":")[2] if same(f"now:{policy}") is None else policy
-    largest = []
-    for cause in report.largest:
-        lines: list[list[str]] = []
-        changed = _changes(cause, config)
+
+    def lines_of(cause: HitsCause) -> list[list[str]]:
         if cause.cause == "capacity" and total_blocks is not None:
             twice = ["--total-blocks", str(2 * total_blocks)]
-            lines = [[*several, *one, "--policy", policy] for one in (sized, twice)]
-        elif cause.cause == "blind" and several and config.use_kv_events:
-            lines = [[*one, *sized, "--policy", policy] for one in (several, ["--routers", "1"])]
-        elif changed:
-            text = ",".join([plain, *(f"{name}={value}" for name, value in changed.items())])
-            if same(f"changed:{text}", replace(config, **changed)) is not None:
-                both = ["--policy", f"now:{plain}", "--policy", f"changed:{text}"]
-                lines = [[*several, *sized, *both]]
+            return [[*several, *blocks, "--policy", policy] for blocks in (sized, twice)]
+        if cause.cause == "blind" and several and config.use_kv_events:
+            routers_of = (several, ["--routers", "1"])
+            return [[*number, *sized, "--policy", policy] for number in routers_of]
+        changed = _changes(cause, config)
+        if not changed:
+            return []
+        text = ",".join([plain, *(f"{name}={value}" for name, value in changed.items())])
+        if same(f"changed:{text}", replace(config, **changed)) is None:
+            return []
+        return [[*several, *sized, "--policy", f"now:{plain}", "--policy", f"changed:{text}"]]
+
+    largest = []
+    for cause in report.largest:
+        lines = lines_of(cause)
         replays = [shlex.join([*command, *rest]) for rest in lines]
         largest.append(msgspec.structs.replace(cause, replay=replays))
     return msgspec.structs.replace(report, largest=largest)

@@ -81,6 +81,9 @@ def time_text(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+_DAY_S: Final = 86400
+
+
 def moment(text: str, first: float, last: float, flag: str = "--at") -> float:
     """The wall-clock seconds of ``flag``; raises UsageProblem for another form, and for a time
     outside the recording, which it names."""
@@ -91,12 +94,12 @@ def moment(text: str, first: float, last: float, flag: str = "--at") -> float:
         at = first + seconds if offset[1] == "+" else last - seconds
     elif clock is not None:
         day = datetime.fromtimestamp(first, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-        hours, minutes, rest = int(clock[1]), int(clock[2]), float(clock[3] or 0)
-        if hours > 23 or minutes > 59 or rest >= 60:
+        since_midnight = _seconds_of_day(int(clock[1]), int(clock[2]), float(clock[3] or 0))
+        if since_midnight is None:
             raise UsageProblem(f"{flag} {text}: not a time of a day", _FORMS)
-        at = day.timestamp() + hours * 3600 + minutes * 60 + rest
-        if at < first and at + 86400 <= last:
-            at += 86400  # the recording passes midnight
+        at = day.timestamp() + since_midnight
+        if at < first and at + _DAY_S <= last:
+            at += _DAY_S  # the recording passes midnight
     else:
         try:
             parsed = datetime.fromisoformat(given)
@@ -115,6 +118,13 @@ def moment(text: str, first: float, last: float, flag: str = "--at") -> float:
             _FORMS,
         )
     return at
+
+
+def _seconds_of_day(hours: int, minutes: int, seconds: float) -> float | None:
+    """Seconds since midnight; None for no time of a day."""
+    if hours > 23 or minutes > 59 or seconds >= 60:
+        return None
+    return hours * 3600 + minutes * 60 + seconds
 
 
 def unreadable(path: Path, error: OSError, option: str = "") -> UsageProblem:

@@ -143,15 +143,9 @@ def _endpoint(text: str, tls: bool) -> EtcdEndpoint:
             "an etcd endpoint has a user or a password",
             "Set them as ETCD_AUTH_USERNAME and ETCD_AUTH_PASSWORD.",
         )
-    if (
-        scheme.lower() not in ("http", "https")
-        or not host
-        or port == 0
-        or parts.path not in ("", "/")
-        or parts.query
-        or parts.fragment
-        or any(character.isspace() or not character.isprintable() for character in text)
-    ):
+    more = parts.path not in ("", "/") or parts.query or parts.fragment
+    visible = text.isprintable() and not any(map(str.isspace, text))
+    if scheme.lower() not in ("http", "https") or not host or port == 0 or more or not visible:
         raise UsageProblem(
             f"etcd endpoint {text[:120]!r}: expected http://HOST:PORT, https://HOST:PORT or "
             "HOST:PORT",

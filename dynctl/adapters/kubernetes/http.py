@@ -153,11 +153,8 @@ class ApiServer:
 
     def decoded(self, data: bytes, path: str) -> Mapping[str, Any]:
         """Decode an object. Raises Unreachable if it is not a JSON object."""
-        try:
-            answer = msgspec.json.decode(data)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-            answer = None
-        if not isinstance(answer, dict):
+        answer = _object(data)
+        if answer is None:
             raise Unreachable(
                 f"{self.context.server} does not return a JSON object for {path}",
                 f"is that the API server? see context {self.context.name} in the kubeconfig",
@@ -173,11 +170,8 @@ class ApiServer:
                 f"{self.context.server} returned a redirect ({status}) for {path}",
                 f"is that the API server? see context {self.context.name} in the kubeconfig",
             )
-        try:
-            answer = msgspec.json.decode(data)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-            answer = None
-        if not isinstance(answer, dict) or answer.get("kind") != "Status":
+        answer = _object(data)
+        if answer is None or answer.get("kind") != "Status":
             said = single_line(data.decode(errors="replace")) or "no reason reported"
             return ClusterRefusal(status, "", f"{path}: {said} (HTTP {status})")
         return refusal_of(answer, status, path)
@@ -364,6 +358,15 @@ def _socket_options() -> list[tuple[int, int, int]]:
         if hasattr(socket, name):
             options.append((socket.IPPROTO_TCP, getattr(socket, name), seconds))
     return options
+
+
+def _object(data: bytes) -> dict[str, Any] | None:
+    """The JSON object of a body; None for any other body."""
+    try:
+        answer = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
+    return answer if isinstance(answer, dict) else None
 
 
 def _seconds(header: str | None) -> float | None:

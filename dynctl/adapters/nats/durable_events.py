@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -24,7 +24,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.errors import TimeoutError as NatsTimeout
 from nats.js import JetStreamContext
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamInfo
+from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy, StreamInfo
 from nats.js.errors import NotFoundError
 
 from dynctl.adapters.nats.address import NatsAuth
@@ -305,15 +305,7 @@ class DurableFollower:
         In this order, as in Dynamo: the snapshot has all that was removed. A router that has not
         acknowledged anything yet still reads, so nothing is removed before it has.
         """
-        floor: int | None = None
-        for one in await js.consumers_info(stream):
-            if one.config.ack_policy is AckPolicy.NONE or one.config.deliver_subject:
-                continue
-            acknowledged = one.ack_floor.stream_seq if one.ack_floor is not None else 0
-            if not acknowledged and one.num_pending:
-                return
-            if acknowledged:
-                floor = acknowledged if floor is None else min(floor, acknowledged)
+        floor = _acknowledged_by_all(await js.consumers_info(stream))
         if floor is None:
             return
         await js.purge_stream(stream, seq=floor + 1)
@@ -396,3 +388,18 @@ class DurableFollower:
     def _report(self, code: ChannelCode, message: str, count: int = 0) -> None:
         channel = self._channel
         self._emit(ChannelCondition(channel.topic, channel.publisher_id, code, message, count))
+
+
+def _acknowledged_by_all(consumers: Sequence[ConsumerInfo]) -> int | None:
+    """The last message that the durable consumer of every router has acknowledged; None without
+    one."""
+    acknowledged: list[int] = []
+    for consumer in consumers:
+        if consumer.config.ack_policy is AckPolicy.NONE or consumer.config.deliver_subject:
+            continue
+        number = consumer.ack_floor.stream_seq if consumer.ack_floor is not None else 0
+        if number:
+            acknowledged.append(number)
+        elif consumer.num_pending:
+            return None
+    return min(acknowledged, default=None)

@@ -368,17 +368,27 @@ class ZmqKvEvents:
             )
             self._lose(seq, 1)
             return
+        rank = self._rank_of(batch, seq)
+        if rank is not None:
+            self._apply_events(seq, rank, batch, replayed=replayed)
+
+    def _rank_of(self, batch: EventBatch, seq: int) -> int | None:
+        """The rank of a batch; None for one more than an engine has."""
         rank = self.source.dp_rank if batch.data_parallel_rank is None else batch.data_parallel_rank
-        if rank not in self._missing:
-            if len(self._missing) >= self._bounds.ranks:
-                self._counts["malformed"] += 1
-                self._report_once(
-                    StreamCode.MALFORMED_BATCH,
-                    f"batch {seq} is of rank {rank}, after {self._bounds.ranks:,} other ranks",
-                    {"seq": seq},
-                )
-                return
-            self._add_rank(rank)
+        if rank in self._missing:
+            return rank
+        if len(self._missing) >= self._bounds.ranks:
+            self._counts["malformed"] += 1
+            self._report_once(
+                StreamCode.MALFORMED_BATCH,
+                f"batch {seq} is of rank {rank}, after {self._bounds.ranks:,} other ranks",
+                {"seq": seq},
+            )
+            return None
+        self._add_rank(rank)
+        return rank
+
+    def _apply_events(self, seq: int, rank: int, batch: EventBatch, *, replayed: bool) -> None:
         converted = to_index_events(
             batch,
             self.source.block_size,

@@ -18,7 +18,7 @@ from dynctl.serving.dynamo.observer import PRESET, Observer
 from dynctl.sources.dry_run import mode_doubts
 from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics, add_loads
 from dynctl.wire.dynamo.router_settings import CardSettings, read_router_config
-from router_core import THRESHOLD_SETTINGS, ConfigSet, Role, ThresholdsSet
+from router_core import THRESHOLD_SETTINGS, ConfigSet, Role, ThresholdsSet, Worker
 
 ADVERTISED: Final = "router settings are those that the workers' cards advertise"
 #: Settings that decide, and values that a frontend may have; tried where its own are unknown.
@@ -84,15 +84,7 @@ def known_settings(
     caches, and busy thresholds (where all models have the same).
     """
     known = {name: (value, _DYNCTL_ONLY) for name, value in _NOT_IN_DYNAMO.items()}
-    modes = {frontend.kv_routing for frontend in frontends}
-    if modes == {True}:
-        known["router_mode"] = ("kv", _METRICS)
-        if all(frontend.uses_caches is False for frontend in frontends):
-            known["overlap_score_credit"] = (0.0, _METRICS)
-        if all(frontend.kv_events for frontend in frontends):
-            known["use_kv_events"] = (True, _METRICS)
-        elif all(frontend.kv_events is False and frontend.uses_caches for frontend in frontends):
-            known["use_kv_events"] = (False, _METRICS)
+    known |= {name: (value, _METRICS) for name, value in _shown_settings(frontends).items()}
     advertised = _advertised(observer)
     if advertised is not None:
         values = read_router_config(advertised).values
@@ -102,6 +94,21 @@ def known_settings(
         if len(settled) == 1:
             known[name] = (settled.pop(), _BUSY_THRESHOLD)
     return known
+
+
+def _shown_settings(frontends: Sequence[FrontendMetrics]) -> dict[str, Any]:
+    """The settings that the metrics of all frontends show."""
+    settings: dict[str, Any] = {}
+    if {frontend.kv_routing for frontend in frontends} != {True}:
+        return settings
+    settings["router_mode"] = "kv"
+    if all(frontend.uses_caches is False for frontend in frontends):
+        settings["overlap_score_credit"] = 0.0
+    if all(frontend.kv_events for frontend in frontends):
+        settings["use_kv_events"] = True
+    elif all(frontend.kv_events is False and frontend.uses_caches for frontend in frontends):
+        settings["use_kv_events"] = False
+    return settings
 
 
 def take_settings(
@@ -135,30 +142,33 @@ def _advertised(observer: Observer) -> Mapping[str, Any] | None:
 
 def _busy_doubts(observer: Observer) -> Iterator[Doubt]:
     """A doubt where workers may be latched as busy by reports of a time before this observer."""
-    unknown, latched = [], []
-    for item in observer.deployment.workers:
-        worker = item.worker
-        slots = [
-            (rank, observer.router.registry.slot(worker.worker_id, rank)) for rank in worker.ranks
-        ]
-        if any(
-            (worker.worker_id, rank) in observer.load.over
-            and slot is not None
-            and not observer.router.busy.busy_ranks >> slot & 1
-            for rank, slot in slots
-        ):
-            latched.append(worker.name)
-        threshold = observer.router.busy.thresholds(worker.model).active_decode_blocks_threshold
-        if threshold is None or worker.runtime_config.total_kv_blocks is None:
-            continue
-        if threshold >= 1:
-            continue  # no report is above it
-        if not all((worker.worker_id, rank) in observer.load.reported for rank in worker.ranks):
-            unknown.append(worker.name)
+    workers = [item.worker for item in observer.deployment.workers]
+    latched = [worker.name for worker in workers if _was_busy(observer, worker)]
+    unknown = [worker.name for worker in workers if _lacks_report(observer, worker)]
     if unknown:
         yield doubt("DYR0742", workers=some_names(unknown))
     if latched:
         yield doubt("DYR0746", workers=some_names(latched))
+
+
+def _was_busy(observer: Observer, worker: Worker) -> bool:
+    """Whether a report of a rank was over its threshold, and the rank is not busy now."""
+    router = observer.router
+    for rank in worker.ranks:
+        slot = router.registry.slot(worker.worker_id, rank)
+        if slot is None or router.busy.busy_ranks >> slot & 1:
+            continue
+        if (worker.worker_id, rank) in observer.load.over:
+            return True
+    return False
+
+
+def _lacks_report(observer: Observer, worker: Worker) -> bool:
+    """Whether a report that is not known could have made the worker busy."""
+    threshold = observer.router.busy.thresholds(worker.model).active_decode_blocks_threshold
+    if threshold is None or worker.runtime_config.total_kv_blocks is None or threshold >= 1:
+        return False  # no report is above a threshold of 1
+    return any((worker.worker_id, rank) not in observer.load.reported for rank in worker.ranks)
 
 
 def _bypass_doubts(observer: Observer) -> Iterator[Doubt]:
@@ -243,22 +253,29 @@ def take_load(observer: Observer, frontends: Sequence[FrontendMetrics]) -> tuple
     loads = add_loads(frontends, mirrored=mirrored)
     for change in gauge_changes(observer.router, loads, observer.load.earlier):
         observer.apply(change)
-    doubts = []
-    if any(metrics.kv_routing is False for metrics in frontends):
-        why = "a frontend does not use router mode kv; this is the decision of mode kv"
-        modes = Varies(settings={"router_mode": _POSSIBLE["router_mode"]})
-        doubts.append(doubt("DYR0716", varies=modes, why=why))
-    if len(frontends) > 1 and not mirrored:
-        count = len(frontends)
-        if not alone:
-            added = Varies(load="fewer", copies=count)
-            doubts.append(doubt("DYR0709", varies=added, frontends=count))
-        elif len({tuple(sorted(_loads_of(frontend).items())) for frontend in frontends}) > 1:
-            part = Varies(load="fewer", copies=_ANY_PART)
-            doubts.append(doubt("DYR0740", varies=part, frontends=count))
+    doubts = list(_metrics_doubts(frontends, alone=alone, mirrored=mirrored))
     many = "a frontend" if len(frontends) == 1 else f"{len(frontends)} frontends"
     seen = f" and {events}" if observer.load.added else ""
     return f"the /metrics of {many}{seen}", [*doubts, *_sum_doubts(observer, alone=alone)]
+
+
+def _metrics_doubts(
+    frontends: Sequence[FrontendMetrics], *, alone: bool, mirrored: bool
+) -> Iterator[Doubt]:
+    """Doubts about load that several frontends count. ``alone``: each counts only its own
+    requests; ``mirrored``: all count the requests of all."""
+    if any(metrics.kv_routing is False for metrics in frontends):
+        why = "a frontend does not use router mode kv; this is the decision of mode kv"
+        modes = Varies(settings={"router_mode": _POSSIBLE["router_mode"]})
+        yield doubt("DYR0716", varies=modes, why=why)
+    count = len(frontends)
+    if count == 1 or mirrored:
+        return
+    if not alone:
+        yield doubt("DYR0709", varies=Varies(load="fewer", copies=count), frontends=count)
+    elif any(_loads_of(frontend) != _loads_of(frontends[0]) for frontend in frontends):
+        part = Varies(load="fewer", copies=_ANY_PART)
+        yield doubt("DYR0740", varies=part, frontends=count)
 
 
 def _loads_of(metrics: FrontendMetrics) -> dict[tuple[int, int], tuple[int, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -29,48 +29,14 @@ from router_core import Role
 
 
 def _request_body(request: ReceivedRequest, target: EngineTarget) -> dict[str, Any]:
-    stops, sampling, output = (
-        request.stop_conditions,
-        request.sampling_options,
-        request.output_options,
-    )
-    meeting = request.bootstrap_info
-    if target.role is Role.AGGREGATED and (meeting or request.prefill_result) is not None:
-        raise NotSupported("the hand-off of a disaggregated fleet to an engine that does both")
-    if target.role is not Role.AGGREGATED and meeting is None:
-        raise NotSupported(
-            f"a request without a bootstrap room; SGLang's {target.role.value} engines expect one, "
-            "which frontends name for prefill workers with a bootstrap address"
-        )
-    if sampling.n not in (None, 1):
-        raise NotSupported(f"n is {sampling.n}; expected 1 for SGLang")
-    if stops.max_thinking_tokens is not None:
-        raise NotSupported("max_thinking_tokens with SGLang")
-    constraint = constraints(sampling.guided_decoding) if sampling.guided_decoding else {}
-    schema = constraint.get("json")
-    params = {
-        "max_new_tokens": max_tokens(request, target),
-        "min_new_tokens": stops.min_tokens,
-        "ignore_eos": stops.ignore_eos,
-        "stop_token_ids": stop_ids(request),
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "repetition_penalty": sampling.repetition_penalty,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "sampling_seed": sampling.seed,
-        "json_schema": schema if schema is None or isinstance(schema, str) else _json(schema),
-        "regex": constraint.get("regex"),
-        "ebnf": constraint.get("grammar"),
-    }
-    if set(constraint) - {"json", "regex", "grammar"}:
-        raise NotSupported(f"guided decoding by {', '.join(sorted(constraint))} with SGLang")
+    _refuse_unsupported(request, target)
+    meeting, output = request.bootstrap_info, request.output_options
+    guided = request.sampling_options.guided_decoding
+    constraint = constraints(guided) if guided else {}
     fields: dict[str, Any] = {
         "input_ids": request.token_ids,
         "stream": True,
-        "sampling_params": {name: value for name, value in params.items() if value is not None},
+        "sampling_params": _sampling_params(request, target, constraint),
     }
     if meeting is not None:
         fields |= bootstrap_fields(meeting)
@@ -86,6 +52,50 @@ def _request_body(request: ReceivedRequest, target: EngineTarget) -> dict[str, A
     if output.logprobs is not None:
         fields |= {"return_logprob": True, "top_logprobs_num": output.logprobs}
     return fields
+
+
+def _refuse_unsupported(request: ReceivedRequest, target: EngineTarget) -> None:
+    meeting, sampling = request.bootstrap_info, request.sampling_options
+    if target.role is Role.AGGREGATED and (meeting or request.prefill_result) is not None:
+        raise NotSupported("the hand-off of a disaggregated fleet to an engine that does both")
+    if target.role is not Role.AGGREGATED and meeting is None:
+        raise NotSupported(
+            f"a request without a bootstrap room; SGLang's {target.role.value} engines expect one, "
+            "which frontends name for prefill workers with a bootstrap address"
+        )
+    if sampling.n not in (None, 1):
+        raise NotSupported(f"n is {sampling.n}; expected 1 for SGLang")
+    if request.stop_conditions.max_thinking_tokens is not None:
+        raise NotSupported("max_thinking_tokens with SGLang")
+
+
+def _sampling_params(
+    request: ReceivedRequest, target: EngineTarget, constraint: Mapping[str, Any]
+) -> dict[str, Any]:
+    if constraint.keys() - {"json", "regex", "grammar"}:
+        raise NotSupported(f"guided decoding by {', '.join(sorted(constraint))} with SGLang")
+    stops, sampling = request.stop_conditions, request.sampling_options
+    schema = constraint.get("json")
+    if schema is not None and not isinstance(schema, str):
+        schema = msgspec.json.encode(schema).decode()
+    params = {
+        "max_new_tokens": max_tokens(request, target),
+        "min_new_tokens": stops.min_tokens,
+        "ignore_eos": stops.ignore_eos,
+        "stop_token_ids": stop_ids(request),
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "sampling_seed": sampling.seed,
+        "json_schema": schema,
+        "regex": constraint.get("regex"),
+        "ebnf": constraint.get("grammar"),
+    }
+    return {name: value for name, value in params.items() if value is not None}
 
 
 class _Meta(msgspec.Struct):
@@ -182,10 +192,6 @@ class SglangReader:
                 for row in rows[-new:]
             ]
         return None
-
-
-def _json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
 
 
 API: Final = TokenApi("/generate", _request_body, lambda request, target: SglangReader(request))
