@@ -52,6 +52,7 @@ from router_core import (
 )
 
 if TYPE_CHECKING:
+    from dynctl.serving.routing.prompts import Prompt
     from dynctl.tokenization import ModelTokenizer
 
 
@@ -410,18 +411,10 @@ class DryRun:
     # -- its prompt ------------------------------------------------------------------------
 
     def _prompt_tokens(self) -> _Prompt:
-        from dynctl.serving.routing.prompts import (
-            NOT_MODELLED,
-            dynamo_chat,
-            encode,
-            estimate_tokens,
-            prompts_of,
-        )
-        from dynctl.tokenization import PromptError, TemplateError
+        from dynctl.serving.routing.prompts import NOT_MODELLED, estimate_tokens, prompts_of
 
-        parsed = self._parsed
         lengths = [w.runtime_config.context_length for w in self._workers]
-        prompts, not_modelled = prompts_of(parsed, min(filter(None, lengths), default=None))
+        prompts, not_modelled = prompts_of(self._parsed, min(filter(None, lengths), default=None))
         if self._of_dynamo and len(prompts) > 1:
             self._note(doubt("DYR0720", prompts=len(prompts)))
             prompts = prompts[:1]
@@ -429,19 +422,7 @@ class DryRun:
         tokenizer = None if known or not_modelled is not None else self._tokenizer()
         token_lists: list[list[int]] = []
         for prompt in prompts if not_modelled is None else ():
-            try:
-                if prompt.token_ids is not None:
-                    ids = prompt.shortened(prompt.token_ids)
-                elif tokenizer is None:
-                    raise AssertionError("a text needs the tokenizer")
-                elif self._of_dynamo and isinstance(parsed, ChatRequest):
-                    if parsed.body.get("functions") is not None:
-                        raise PromptError("functions: a Dynamo frontend refuses this field")
-                    ids = dynamo_chat(tokenizer, parsed)
-                else:
-                    ids = encode(tokenizer, prompt)
-            except (PromptError, TemplateError) as error:
-                raise UsageProblem(f"the prompt cannot be rendered: {error}") from None
+            ids = self._ids_of(prompt, tokenizer)
             if ids is None:
                 not_modelled = prompt.engine_only or NOT_MODELLED
                 break
@@ -450,6 +431,24 @@ class DryRun:
             return _Prompt(token_lists[0], sum(map(len, token_lists)), None, tuple(token_lists[1:]))
         self._note(doubt("DYR0704", why=not_modelled))
         return _Prompt([], sum(map(estimate_tokens, prompts)), not_modelled)
+
+    def _ids_of(self, prompt: Prompt, tokenizer: ModelTokenizer | None) -> Sequence[int] | None:
+        """The token ids of one prompt; None where only an engine can tokenize it."""
+        from dynctl.serving.routing.prompts import dynamo_chat, encode
+        from dynctl.tokenization import PromptError, TemplateError
+
+        if prompt.token_ids is not None:
+            return prompt.shortened(prompt.token_ids)
+        assert tokenizer is not None, "a text needs the tokenizer"
+        parsed = self._parsed
+        try:
+            if not self._of_dynamo or not isinstance(parsed, ChatRequest):
+                return encode(tokenizer, prompt)
+            if parsed.body.get("functions") is not None:
+                raise PromptError("functions: a Dynamo frontend refuses this field")
+            return dynamo_chat(tokenizer, parsed)
+        except (PromptError, TemplateError) as error:
+            raise UsageProblem(f"the prompt cannot be rendered: {error}") from None
 
     def _model_path(self) -> str | None:
         """The directory of the model's files: that of the command line, else that of the view.

@@ -54,6 +54,7 @@ from router_core import (
     Booked,
     Role,
     Router,
+    RoutingPlan,
     SnapshotError,
 )
 
@@ -377,12 +378,6 @@ class RecordedMoment(ViewSource):
             request = replace(request, local_hashes=local)
         router.advance(decided.at)
         again = router.plan(request, detail=True)
-        chosen = tuple(None if hop is None else hop.ref for hop in (again.prefill, again.decode))
-        wanted_refs = (decided.prefill, decided.decode)
-        same = all(
-            (None if ref is None else tuple(ref)) == was
-            for ref, was in zip(chosen, wanted_refs, strict=True)
-        )
         doubts = list(self._doubts())
         if not request.overlap_modelled:
             doubts.append(doubt("DYR0764", missing=f"the hashes of this prompt ({why})"))
@@ -398,19 +393,7 @@ class RecordedMoment(ViewSource):
         if of_dynamo:
             # Its events have the number of tokens, also without their hashes.
             result = msgspec.structs.replace(result, tokens_estimated=False)
-        names = self._names(decided, router)
-        if not request.overlap_modelled:
-            note = (
-                "explained by routing again on the recorded state; whether the choice is the same "
-                f"is unknown without the prompt's hashes: the recorded one is {names}"
-            )
-        elif same:
-            note = "explained by routing again on the recorded state; the choice is the same"
-        else:
-            note = (
-                "explained by routing again on the recorded state, which chooses otherwise: the "
-                f"recorded choice is {names} (a tie, or a draw)"
-            )
+        note = _explained(decided, again, self._names(decided, router), request.overlap_modelled)
         fields = field_values(result) | {"assumptions": [*result.assumptions, note]}
         return PastDecision(**fields, at=decided.at, whole=True, response=response)
 
@@ -484,6 +467,26 @@ class RecordedMoment(ViewSource):
     def _records(self, headers: Iterable[ChunkHeader]) -> Iterator[Record]:
         for header in headers:
             yield from self.file.records(header)
+
+
+def _explained(decided: Decided, again: RoutingPlan, names: str, modelled: bool) -> str:
+    """How an answer was made of a decision that is routed again. ``names``: its workers;
+    ``modelled``: the hashes of its prompt are known."""
+    chosen = [
+        None if hop is None or hop.ref is None else tuple(hop.ref)
+        for hop in (again.prefill, again.decode)
+    ]
+    if not modelled:
+        return (
+            "explained by routing again on the recorded state; whether the choice is the same "
+            f"is unknown without the prompt's hashes: the recorded one is {names}"
+        )
+    if chosen == [decided.prefill, decided.decode]:
+        return "explained by routing again on the recorded state; the choice is the same"
+    return (
+        "explained by routing again on the recorded state, which chooses otherwise: the "
+        f"recorded choice is {names} (a tie, or a draw)"
+    )
 
 
 class RecordedFleet(LiveSource):

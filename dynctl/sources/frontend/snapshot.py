@@ -100,13 +100,14 @@ def _parts(
     parts = dict.fromkeys(("workers", "load", "index", "waiting", "transfers"), here)
     parts["decisions"] = here
     parts["thresholds"] = parts["settings"] = Part(first.reader.name, first.read_at)
-    on = any(readings.load is not None and readings.load.queue is not UNSET for readings in known)
-    parts["queue"] = here if on else Part(names, unknown=_NO_QUEUE)
-    refused = next(
-        (readings.decisions_refused for readings in known if readings.decisions_refused), ""
-    )
+    queues = [readings.load.queue for readings in known if readings.load is not None]
+    parts["queue"] = Part(names, unknown=_NO_QUEUE)
+    if any(queue is not UNSET for queue in queues):
+        parts["queue"] = here
+    refused = [readings.decisions_refused for readings in known if readings.decisions_refused]
     if refused:
-        parts["decisions"] = Part(names, unknown=refused, provide="give --token, or DYNCTL_TOKEN")
+        provide = "give --token, or DYNCTL_TOKEN"
+        parts["decisions"] = Part(names, unknown=refused[0], provide=provide)
     elif all(readings.kept_bytes == 0 for readings in known):
         parts["decisions"] = Part(names, unknown=_NO_DECISIONS, provide=KEEP_DECISIONS)
     ranks = [rank for row in workers for rank in row.ranks]

@@ -109,9 +109,7 @@ def _as_dynamo(
         return "empty", "Dynamo's workers do not report it"
     why = _why(ranked, signal, dynamo.no_report_reason)
     refuses = dynamo.verdicts.get(ranked.worker.worker_id)
-    if signal.limit is None:
-        return ("not reported" if signal.reported else "live"), why
-    if refuses is None:
+    if signal.limit is None or refuses is None:
         return ("not reported" if signal.reported else "live"), why
     judged = ranked.judged.busy
     if refuses and not judged and signal.reported:
