@@ -262,7 +262,8 @@ class DurableFollower:
             inactive_threshold=_INACTIVE_S,
         )
         reader = await js.pull_subscribe(f"{stream}.*", durable=name, stream=stream, config=config)
-        loop, behind, before = asyncio.get_running_loop(), False, self._next
+        loop = asyncio.get_running_loop()
+        behind_at: int | None = None
         checked = loop.time()
         try:
             while not client.is_closed:
@@ -277,12 +278,7 @@ class DurableFollower:
                     await message.ack()
                 if loop.time() - checked < self._plane.check_s:
                     continue
-                if behind and before == self._next:
-                    raise _Stale(f"stream {stream} has messages that do not arrive")
-                info = await js.stream_info(stream)
-                if info.created != self._created:
-                    raise _Stale(f"stream {stream} was deleted and created again")
-                behind, before = info.state.last_seq >= self._next, self._next
+                info, behind_at = await self._compare(js, stream, behind_at)
                 if info.state.messages > consumer.threshold:
                     await self._purge_and_store(js, stream, consumer)
                 checked = loop.time()
@@ -337,17 +333,26 @@ class DurableFollower:
     async def _watch(self, client: Client, stream: str) -> None:
         """Compare with the stream, because a consumer that stops makes no error."""
         js = client.jetstream(timeout=_RESPONSE_S)
-        behind, before = False, self._next
+        behind_at: int | None = None
         while True:
             await asyncio.sleep(self._plane.check_s)
             if client.is_closed:
                 return
-            if behind and before == self._next:
-                raise _Stale(f"stream {stream} has messages that do not arrive")
-            info = await js.stream_info(stream)
-            if info.created != self._created:
-                raise _Stale(f"stream {stream} was deleted and created again")
-            behind, before = info.state.last_seq >= self._next, self._next
+            _, behind_at = await self._compare(js, stream, behind_at)
+
+    async def _compare(
+        self, js: JetStreamContext, stream: str, behind_at: int | None
+    ) -> tuple[StreamInfo, int | None]:
+        """The stream as it is now, and the next message if the stream has it already.
+
+        ``behind_at``: that of the last comparison. Raises _Stale where it did not arrive since.
+        """
+        if behind_at == self._next:
+            raise _Stale(f"stream {stream} has messages that do not arrive")
+        info = await js.stream_info(stream)
+        if info.created != self._created:
+            raise _Stale(f"stream {stream} was deleted and created again")
+        return info, self._next if info.state.last_seq >= self._next else None
 
     def _resume(self, info: StreamInfo) -> None:
         """Continue after the last message, or where the stream begins now."""

@@ -19,6 +19,10 @@ from dynctl.wire.dynamo.engine_request import (
 )
 from router_core import Role
 
+_SAMPLING: Final = (
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("temperature", "top_p", "top_k", "min_p"),
+)
 _MAX_CHOICES: Final = 128
 _FINISHES: Final = {"stop": "stop", "length": "length", "abort": "cancelled", "eos": "eos"}
 _MEDIA: Final = ("multi_modal_data", "multi_modal_uuids", "prompt_embeds", "encoder_result")
@@ -146,6 +150,11 @@ def model_or_adapter(request: ReceivedRequest, target: EngineTarget) -> str:
     if adapter not in target.adapters:
         raise NotSupported(f"the engine does not serve the adapter {adapter[:100]!r}")
     return adapter
+
+
+def sampling_fields(sampling: SamplingOptions) -> dict[str, Any]:
+    """The options of sampling that all engines call as Dynamo does."""
+    return {name: getattr(sampling, name) for name in _SAMPLING}
 
 
 def max_tokens(request: ReceivedRequest, target: EngineTarget) -> int | None:

@@ -23,6 +23,7 @@ from dynctl.wire.engine_kinds.tokens import (
     max_tokens,
     model_or_adapter,
     salt_of,
+    sampling_fields,
     stop_ids,
 )
 from router_core import Role
@@ -83,13 +84,7 @@ def _sampling_params(
         "min_new_tokens": stops.min_tokens,
         "ignore_eos": stops.ignore_eos,
         "stop_token_ids": stop_ids(request),
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "repetition_penalty": sampling.repetition_penalty,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
+        **sampling_fields(sampling),
         "sampling_seed": sampling.seed,
         "json_schema": schema,
         "regex": constraint.get("regex"),

@@ -22,6 +22,7 @@ from dynctl.wire.engine_kinds.tokens import (
     max_tokens,
     model_or_adapter,
     salt_of,
+    sampling_fields,
     stop_ids,
 )
 from router_core import Role
@@ -45,13 +46,7 @@ def _request_body(request: ReceivedRequest, target: EngineTarget) -> dict[str, A
         "return_token_ids": True,
         "max_tokens": max_tokens(request, target),
         "n": sampling.n,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "repetition_penalty": sampling.repetition_penalty,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
+        **sampling_fields(sampling),
         "seed": sampling.seed,
         "min_tokens": stops.min_tokens,
         "ignore_eos": stops.ignore_eos,
