@@ -23,7 +23,7 @@ class MemoryDiscovery:
 
     def __init__(self) -> None:
         self._entries: dict[str, bytes] = {}
-        self._readers: set[_Reader] = set()
+        self._readers: set[_MemoryReader] = set()
         self._closed = asyncio.Event()
 
     @property
@@ -48,7 +48,7 @@ class MemoryDiscovery:
     async def watch(self) -> AsyncGenerator[DiscoveryChange, None]:
         if self._closed.is_set():
             return
-        reader = _Reader()
+        reader = _MemoryReader()
         self._readers.add(reader)
         try:
             yield self._list_entries()
@@ -87,7 +87,7 @@ class MemoryDiscovery:
             reader.wake.set()
 
 
-class _Reader:
+class _MemoryReader:
     """The unread changes of one watch."""
 
     def __init__(self) -> None:

@@ -8,7 +8,13 @@ from typing import Any
 from dynctl.base.errors import DynctlError
 from dynctl.documents.thresholds import ReplicaThresholds, SignalRow, ThresholdList
 from dynctl.sources.query import choose_model
-from dynctl.sources.thresholds.replicas import Reading, Replica, differing, read_all, serving
+from dynctl.sources.thresholds.replicas import (
+    Replica,
+    ThresholdReading,
+    differing,
+    read_all,
+    serving,
+)
 from dynctl.sources.thresholds.signals import DynamoVerdicts, signal_rows
 from dynctl.sources.thresholds.verdicts import verdicts
 
@@ -53,7 +59,7 @@ def threshold_list(
 
 
 def _signals(
-    readings: Sequence[Reading], models: Sequence[str], *, ask: bool
+    readings: Sequence[ThresholdReading], models: Sequence[str], *, ask: bool
 ) -> tuple[list[SignalRow], list[str]]:
     """The signals of each rank on each replica that answers, and notes on what is unknown."""
     rank_rows: list[SignalRow] = []
@@ -84,7 +90,7 @@ def _signals(
     return rank_rows, notes
 
 
-def models_of(readings: Sequence[Reading]) -> list[str]:
+def models_of(readings: Sequence[ThresholdReading]) -> list[str]:
     """The models that any replica serves; raises the first error if none answers."""
     errors = [reading.error for reading in readings if reading.error is not None]
     if errors and len(errors) == len(readings):

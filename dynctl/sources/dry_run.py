@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class _Prompt:
+class _TokenizedPrompt:
     """A prompt's tokens; without ``ids`` only an estimated ``count``, and why.
 
     ``more``: the tokens of the other prompts of a batch; ``count`` has those of all.
@@ -410,7 +410,7 @@ class DryRun:
 
     # -- its prompt ------------------------------------------------------------------------
 
-    def _prompt_tokens(self) -> _Prompt:
+    def _prompt_tokens(self) -> _TokenizedPrompt:
         from dynctl.serving.routing.prompts import NOT_MODELLED, estimate_tokens, prompts_of
 
         lengths = [w.runtime_config.context_length for w in self._workers]
@@ -428,9 +428,11 @@ class DryRun:
                 break
             token_lists.append(list(ids))
         if not_modelled is None:
-            return _Prompt(token_lists[0], sum(map(len, token_lists)), None, tuple(token_lists[1:]))
+            return _TokenizedPrompt(
+                token_lists[0], sum(map(len, token_lists)), None, tuple(token_lists[1:])
+            )
         self._note(doubt("DYR0704", why=not_modelled))
-        return _Prompt([], sum(map(estimate_tokens, prompts)), not_modelled)
+        return _TokenizedPrompt([], sum(map(estimate_tokens, prompts)), not_modelled)
 
     def _ids_of(self, prompt: Prompt, tokenizer: ModelTokenizer | None) -> Sequence[int] | None:
         """The token ids of one prompt; None where only an engine can tokenize it."""

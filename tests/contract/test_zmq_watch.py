@@ -7,7 +7,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from dynctl.adapters.zmq.context import Watch, close_context, new_context, readable
+from dynctl.adapters.zmq.context import SocketWatch, close_context, new_context, readable
 from tests.waiting import patience, until
 
 
@@ -25,7 +25,7 @@ async def pair():
 
 async def test_a_message_ends_the_wait_once_it_arrives(pair):
     sender, receiver = pair
-    watch = Watch(receiver)
+    watch = SocketWatch(receiver)
     waiting = asyncio.create_task(watch.wait(patience(30)))
     await asyncio.sleep(0)
     sender.send(b"1")
@@ -37,7 +37,7 @@ async def test_a_message_ends_the_wait_once_it_arrives(pair):
 
 async def test_messages_that_came_while_nothing_waited_end_the_next_wait_at_once(pair):
     sender, receiver = pair
-    watch = Watch(receiver)
+    watch = SocketWatch(receiver)
     for number in range(3):
         sender.send(b"%d" % number)
     await until(lambda: readable(receiver))
@@ -52,7 +52,7 @@ async def test_messages_that_came_while_nothing_waited_end_the_next_wait_at_once
 async def test_a_message_that_is_not_read_does_not_keep_the_loop_busy(pair):
     sender, receiver = pair
     called = 0
-    watch = Watch(receiver)
+    watch = SocketWatch(receiver)
     loop = asyncio.get_running_loop()
     inner = watch._note_change
 
@@ -75,7 +75,7 @@ async def test_a_message_that_is_not_read_does_not_keep_the_loop_busy(pair):
 
 async def test_a_wait_can_be_cancelled_and_a_closed_watch_leaves_no_reader(pair):
     _, receiver = pair
-    watch = Watch(receiver)
+    watch = SocketWatch(receiver)
     waiting = asyncio.create_task(watch.wait(None))
     await asyncio.sleep(0)
     waiting.cancel()

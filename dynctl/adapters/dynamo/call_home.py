@@ -63,9 +63,9 @@ class CallHome:
         self._servers: dict[str, list[asyncio.Server]] = {}
         self._opening = asyncio.Lock()
         self._expected: dict[str, tuple[Receiver, asyncio.Future[str | None] | None]] = {}
-        self._strangers: dict[_Connection, None] = {}
-        self._strangers_of: dict[str | bytes, dict[_Connection, None]] = {}
-        self._connections: set[_Connection] = set()
+        self._strangers: dict[_CallingConnection, None] = {}
+        self._strangers_of: dict[str | bytes, dict[_CallingConnection, None]] = {}
+        self._connections: set[_CallingConnection] = set()
         self._closed = False
 
     async def port(self, host: str) -> int:
@@ -82,14 +82,14 @@ class CallHome:
                 )
                 address = str(found[0][4][0])
                 first = await loop.create_server(
-                    lambda: _Connection(self), address, self._port, backlog=_BACKLOG
+                    lambda: _CallingConnection(self), address, self._port, backlog=_BACKLOG
                 )
                 servers = self._servers[host] = [first]
                 for _ in range(_ACCEPTED - 1):
                     same = socket.socket(fileno=os.dup(first.sockets[0].fileno()))
                     servers.append(
                         await loop.create_server(
-                            lambda: _Connection(self), sock=same, backlog=_BACKLOG
+                            lambda: _CallingConnection(self), sock=same, backlog=_BACKLOG
                         )
                     )
         port: int = servers[0].sockets[0].getsockname()[1]
@@ -123,7 +123,7 @@ class CallHome:
 
     # -- called by connections -----------------------------------------------------------------
 
-    def opened(self, connection: "_Connection") -> None:
+    def opened(self, connection: "_CallingConnection") -> None:
         # Workers are strangers too until their subject is read, so the bound grows with requests.
         while self._strangers and len(self._strangers) >= self._max_strangers + len(self._expected):
             crowd = max(self._strangers_of.values(), key=len)
@@ -134,7 +134,7 @@ class CallHome:
         self._strangers_of.setdefault(connection.peer, {})[connection] = None
         self._connections.add(connection)
 
-    def receiver_of(self, connection: "_Connection", subject: str) -> Receiver | None:
+    def receiver_of(self, connection: "_CallingConnection", subject: str) -> Receiver | None:
         """Who expects this subject; it is expected no more."""
         if self._closed:
             return None
@@ -146,12 +146,12 @@ class CallHome:
             accepted.set_result("")
         return receiver
 
-    def ended(self, connection: "_Connection", *, matched: bool) -> None:
+    def ended(self, connection: "_CallingConnection", *, matched: bool) -> None:
         self._is_known(connection)
         self._connections.discard(connection)
         self.counts.dropped += not matched
 
-    def _is_known(self, connection: "_Connection") -> None:
+    def _is_known(self, connection: "_CallingConnection") -> None:
         """It is not a stranger: it has a subject, or ended."""
         if connection in self._strangers:
             del self._strangers[connection]
@@ -161,7 +161,7 @@ class CallHome:
                 del self._strangers_of[connection.peer]
 
 
-class _Connection(asyncio.Protocol):
+class _CallingConnection(asyncio.Protocol):
     """A connection of a worker, or of a stranger."""
 
     __slots__ = ("_frames", "_home", "_receiver", "_timer", "_transport", "peer")

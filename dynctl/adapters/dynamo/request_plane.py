@@ -193,7 +193,7 @@ class TcpRequestPlane:
         Raises RequestPlaneError. A caller that stops early closes the generator (``aclosing``):
         the request is then cancelled at the worker.
         """
-        response = _Response(instance, max_bytes)
+        response = _OpenResponse(instance, max_bytes)
         try:
             subject, home = await self.send(instance, body, response, timeout=timeout)
         except BaseException:
@@ -502,7 +502,7 @@ class _WorkerConnection(asyncio.Protocol):
             self._timer = loop.call_later(max(1.0, left), self._check_idle)
 
 
-class _Response:
+class _OpenResponse:
     """A response that is read step by step. ``finished``: the worker has nothing to cancel;
     ``left``: its reader is gone."""
 

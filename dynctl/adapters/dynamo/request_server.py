@@ -12,9 +12,9 @@ Interface::
 ``async def handler(request: PlaneRequest) -> AsyncIterator[item]`` yields the items of the answer;
 a RawItem is sent as it is. ``request.stopped`` is set when the requester wants no more items; the
 handler is cancelled when the requester is gone. ``serve(..., admit=check)``: ``check(request)`` may
-raise :class:`Refusal` before the answer begins. An exception of the handler ends the answer with an
-error item of Dynamo's form; :class:`ErrorItem` sets its text and type. :class:`AnswerLost` closes
-the connection without an end, which Dynamo's frontends take as a lost worker.
+raise :class:`RequestRefusal` before the answer begins. An exception of the handler ends the answer
+with an error item of Dynamo's form; :class:`ErrorItem` sets its text and type. :class:`AnswerLost`
+closes the connection without an end, which Dynamo's frontends take as a lost worker.
 
 ``RequestServer(host, nats=NatsListener(servers))`` takes requests over NATS instead: it listens at
 no port, and each instance has a subject. Await ``listening()`` before you register an instance.
@@ -111,7 +111,7 @@ class PlaneRequest:
                 call()
 
 
-class Refusal(Exception):
+class RequestRefusal(Exception):
     """Why a request gets no answer; the requester receives the text."""
 
 
@@ -151,14 +151,14 @@ class ErrorItem(Exception):
 Handler = Callable[[PlaneRequest], AsyncIterator[Any]]
 
 
-class _Served(NamedTuple):
+class _ServedEndpoint(NamedTuple):
     handler: Handler
     body: Any
     admit: Callable[[PlaneRequest], None]
 
 
 @dataclass(slots=True)
-class _Connection:
+class _PeerConnection:
     """A connection of a requester. ``used``: it brought a request that was accepted; ``since``:
     when that was, or when it began."""
 
@@ -222,10 +222,10 @@ class RequestServer:
         self._limits = limits
         self._nats = nats
         self._subjects: dict[EndpointId, str] = {}
-        self._endpoints: dict[EndpointId, _Served] = {}
+        self._endpoints: dict[EndpointId, _ServedEndpoint] = {}
         self._ids: set[int] = set()
         self._server: asyncio.Server | None = None
-        self._connections: dict[asyncio.StreamWriter, _Connection] = {}
+        self._connections: dict[asyncio.StreamWriter, _PeerConnection] = {}
         self._buffered = 0
         self._answers: set[asyncio.Task[None]] = set()
         self._refusing: set[asyncio.Task[None]] = set()
@@ -245,7 +245,7 @@ class RequestServer:
         admit: Callable[[PlaneRequest], None] = lambda request: None,
     ) -> None:
         """Answer requests to this endpoint; ``body``: the msgspec type of their bodies."""
-        self._endpoints[endpoint] = _Served(handler, body, admit)
+        self._endpoints[endpoint] = _ServedEndpoint(handler, body, admit)
 
     def remove(self, endpoint: EndpointId) -> None:
         """Refuse further requests to this endpoint."""
@@ -348,7 +348,7 @@ class RequestServer:
         if len(self._connections) >= self._limits.connections:
             self._make_room()
         address = writer.get_extra_info("peername")
-        connection = self._connections[writer] = _Connection(
+        connection = self._connections[writer] = _PeerConnection(
             str(address[0]) if isinstance(address, tuple) else "",
             task,
             RequestDecoder(self._limits.request_bytes),
@@ -380,13 +380,16 @@ class RequestServer:
             sizes[connection.peer] += connection.requests.waiting
         self._close_one(lambda one: (-sizes[one.peer], -one.requests.waiting))
 
-    def _close_one(self, order: Callable[[_Connection], Any]) -> None:
+    def _close_one(self, order: Callable[[_PeerConnection], Any]) -> None:
         writer, connection = min(self._connections.items(), key=lambda item: order(item[1]))
         self._drop(writer)
         connection.task.cancel()
 
     async def _requests(
-        self, connection: _Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        connection: _PeerConnection,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
         requests = connection.requests
         deadline: float | None = None
@@ -496,7 +499,7 @@ class RequestServer:
                     decode_body(requested.body, requested.codec, served.body),
                 )
                 served.admit(request)
-            except (WireError, Refusal) as error:
+            except (WireError, RequestRefusal) as error:
                 self.counts.refused += 1
                 text = f"invalid request: {error}" if isinstance(error, WireError) else str(error)
                 writer.write(encode_prologue(text))

@@ -64,10 +64,10 @@ class Etcd3Discovery(EtcdDiscovery):
         prefix: bytes = PREFIX.encode(),
     ) -> None:
         access = etcd_access(endpoints, user=user, password=password, ca=ca, cert=cert, key=key)
-        super().__init__(access, partial(_Session, access), prefix, f"etcd {access}")
+        super().__init__(access, partial(_GrpcSession, access), prefix, f"etcd {access}")
 
 
-class _Session:
+class _GrpcSession:
     """One gRPC channel to one member, and the thread that waits for it."""
 
     def __init__(self, access: EtcdAccess, endpoint: EtcdEndpoint) -> None:

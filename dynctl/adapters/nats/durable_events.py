@@ -125,14 +125,14 @@ class DurableEventPlane:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class StoredSnapshot:
     """The snapshot of a router's index, and when it was stored."""
 
     data: bytes
     at: datetime
 
 
-async def read_snapshot(js: JetStreamContext, scope: EndpointId) -> Snapshot | None:
+async def read_snapshot(js: JetStreamContext, scope: EndpointId) -> StoredSnapshot | None:
     """The snapshot of a component; None without one, or if it cannot be read."""
     try:
         store = await js.object_store(radix_bucket(scope))
@@ -144,7 +144,7 @@ async def read_snapshot(js: JetStreamContext, scope: EndpointId) -> Snapshot | N
         return None
     stored: Any = info.mtime  # the library has a time where it declares a text
     at = datetime.fromisoformat(stored) if isinstance(stored, str) else stored
-    return Snapshot(found.data or b"", datetime.now(UTC) if at is None else at)
+    return StoredSnapshot(found.data or b"", datetime.now(UTC) if at is None else at)
 
 
 class _Stale(Exception):

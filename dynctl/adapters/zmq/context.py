@@ -40,7 +40,7 @@ def subscriber(
 ) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
     """A SUB socket, and the one on which ZMQ reports these ``events`` of its connections.
 
-    Both are plain sockets, for a :class:`Watch`, and ``stack`` closes them.
+    Both are plain sockets, for a :class:`SocketWatch`, and ``stack`` closes them.
     """
     sub: zmq.Socket[bytes] = zmq.Socket(context, zmq.SUB)
     stack.callback(sub.close, linger=0)
@@ -59,7 +59,7 @@ def readable(socket: zmq.Socket[bytes]) -> bool:
     return bool(int(socket.get(_EVENTS)) & _POLLIN)
 
 
-class Watch:
+class SocketWatch:
     """Waits for messages on plain sockets; the caller closes it before them.
 
     A poller of ZMQ does the same, but makes its futures and callbacks again each time, which takes

@@ -20,7 +20,7 @@ from dynctl.adapters.event_channel import AnyPublisher, ChannelIntake
 from dynctl.adapters.ports import ChannelValue
 from dynctl.adapters.zmq.context import (
     Backlog,
-    Watch,
+    SocketWatch,
     close_context,
     drain,
     new_context,
@@ -175,7 +175,7 @@ class ZmqFollower:
         sub.set(zmq.SUBSCRIBE, b"")
         sub.connect(endpoint)
 
-        watch = Watch(sub, monitor)
+        watch = SocketWatch(sub, monitor)
         stack.callback(watch.close)
         backlog = Backlog(
             sub,

@@ -26,7 +26,7 @@ from xxhash import xxh3_64_intdigest
 from zmq.utils.monitor import parse_monitor_message
 
 from dynctl.adapters.ports import IndexRead, IndexUpdate, StreamCode, StreamCondition, StreamValue
-from dynctl.adapters.zmq.context import Backlog, Watch, drain, subscriber
+from dynctl.adapters.zmq.context import Backlog, SocketWatch, drain, subscriber
 from dynctl.adapters.zmq.kv_event_source import (
     DEFAULT_BOUNDS,
     KvEventSource,
@@ -202,7 +202,7 @@ class ZmqKvEvents:
         sub.set(zmq.SUBSCRIBE, self.source.topic)
         sub.connect(self.endpoint)
 
-        watch = Watch(sub, monitor)
+        watch = SocketWatch(sub, monitor)
         stack.callback(watch.close)
         backlog = self._backlog = Backlog(
             sub,

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
         ReplicaChange,
         ThresholdChange,
     )
-    from dynctl.sources.thresholds.canary import Condition
-    from dynctl.sources.thresholds.change import Changed
-    from dynctl.sources.thresholds.replicas import Outcome, Reading
+    from dynctl.sources.thresholds.canary import RevertCondition
+    from dynctl.sources.thresholds.change import ChangedThresholds
+    from dynctl.sources.thresholds.replicas import Outcome, ThresholdReading
 
 _Values = Mapping[str, float | int | None]
 
@@ -261,7 +261,7 @@ def set_thresholds(
 
 
 def _change(
-    changed: "Changed",
+    changed: "ChangedThresholds",
     title: str,
     model: str,
     before: _Values,
@@ -296,7 +296,7 @@ def _model_thresholds(model: str, values: _Values) -> "ModelThresholds":
     return ModelThresholds(model, **fields)
 
 
-def _conditions(canary: float | None, texts: Sequence[str]) -> "list[Condition]":
+def _conditions(canary: float | None, texts: Sequence[str]) -> "list[RevertCondition]":
     """The conditions of a canary; raises UsageProblem."""
     from dynctl.base.errors import UsageProblem
     from dynctl.sources.thresholds.canary import read_conditions
@@ -311,7 +311,7 @@ def _conditions(canary: float | None, texts: Sequence[str]) -> "list[Condition]"
     return []
 
 
-def _deployment(readings: "Sequence[Reading]", model: str) -> "list[Reading]":
+def _deployment(readings: "Sequence[ThresholdReading]", model: str) -> "list[ThresholdReading]":
     """The replicas of the one deployment that serves the model; raises UsageProblem."""
     from dynctl.base.errors import UsageProblem
     from dynctl.sources.thresholds.replicas import serving
@@ -338,7 +338,7 @@ def _replica_change(outcome: "Outcome", model: str) -> "ReplicaChange":
     )
 
 
-def _exit_code(changed: "Changed", *, partial: bool) -> int:
+def _exit_code(changed: "ChangedThresholds", *, partial: bool) -> int:
     """Show what a change left open; raises TimedOut."""
     from dynctl.base.errors import ExitCode, TimedOut, exit_code_of
     from dynctl.base.terminal import printable
@@ -409,7 +409,7 @@ def _values(texts: Mapping[str, str]) -> dict[str, float | int | None]:
 
 
 def _effects(
-    readings: "Sequence[Reading]", model: str, values: _Values, *, must: bool
+    readings: "Sequence[ThresholdReading]", model: str, values: _Values, *, must: bool
 ) -> "tuple[list[RankEffect], list[str]]":
     """The effect on each rank by the load that each replica counts. ``must``: raise the error if
     no replica's workers are known."""
@@ -447,7 +447,7 @@ def _effects(
 
 
 def _dry_run_changes(
-    readings: "Sequence[Reading]", model: str, values: _Values
+    readings: "Sequence[ThresholdReading]", model: str, values: _Values
 ) -> "list[ReplicaChange]":
     """What a dry run answers for each replica."""
     from dynctl.base.errors import UsageProblem
@@ -501,7 +501,7 @@ def watch_thresholds(
     from dynctl.screens.render import doubted, talk
     from dynctl.screens.streaming import ThresholdStream
     from dynctl.sources.connect import connect
-    from dynctl.sources.thresholds.watch import Watch
+    from dynctl.sources.thresholds.watch import ThresholdWatch
 
     if options.offline:
         raise UsageProblem(
@@ -513,7 +513,7 @@ def watch_thresholds(
         source = connect(options)
         with ExitStack() as stack:
             replicas = stack.enter_context(source.replicas())
-            watching = stack.enter_context(Watch(replicas, rate, stream.put))
+            watching = stack.enter_context(ThresholdWatch(replicas, rate, stream.put))
             ranks = [rank for state in watching.first for rank in state.ranks.items()]
             busy = {key for key, state in ranks if state.busy}
             doubted(source.doubts)

@@ -25,7 +25,7 @@ from dynctl.adapters.dynamo.registration import Registration
 from dynctl.adapters.dynamo.request_server import (
     AnswerLost,
     PlaneRequest,
-    Refusal,
+    RequestRefusal,
     RequestServer,
     ServerLimits,
 )
@@ -636,7 +636,7 @@ class Sidecar:
 
     def _admit(self, request: PlaneRequest) -> None:
         if self._attached is None:
-            raise Refusal(f"{codes.ENGINE_NOT_READY}: the engine is not ready")
+            raise RequestRefusal(f"{codes.ENGINE_NOT_READY}: the engine is not ready")
 
     def _target(self) -> EngineTarget:
         attached = self._attached

@@ -152,7 +152,7 @@ class _Conditions:
 
 
 @dataclass(frozen=True, slots=True)
-class _Response:
+class _RecoveryResponse:
     newest: int | None = None
     refusal: str | None = None
     called_back: bool | None = None
@@ -184,7 +184,7 @@ def _registered_only(
     observer: Observer, planes: Planes, wanted: str | None, out_of_reach: str
 ) -> PlaneFacts:
     ranks = tuple(
-        _rank_facts(item, rank, observer, _Conditions(), _Response())
+        _rank_facts(item, rank, observer, _Conditions(), _RecoveryResponse())
         for item in observer.deployment.workers
         for rank in item.sources
     )
@@ -240,7 +240,7 @@ def _rank_facts(
     rank: int,
     observer: Observer,
     conditions: _Conditions,
-    response: _Response,
+    response: _RecoveryResponse,
 ) -> RankFacts:
     key = (item.worker.worker_id, rank)
     channel, source = item.kv_events.get(rank), item.sources[rank]
@@ -279,18 +279,18 @@ def _address(channel: EventChannel) -> str:
 
 async def _query_all(
     planes: Planes, sources: Iterable[EventSource]
-) -> dict[tuple[int, int], _Response]:
+) -> dict[tuple[int, int], _RecoveryResponse]:
     """The number of the newest event of each rank, as its worker reports it."""
     limit = asyncio.Semaphore(_QUERIES_AT_ONCE)
 
-    async def query(source: EventSource) -> _Response:
+    async def query(source: EventSource) -> _RecoveryResponse:
         async with limit:
             try:
                 return await _query(planes, source)
             except NotCalledBack as error:
-                return _Response(refusal=str(error), called_back=False)
+                return _RecoveryResponse(refusal=str(error), called_back=False)
             except (RequestPlaneError, WireError) as error:
-                return _Response(refusal=str(error))
+                return _RecoveryResponse(refusal=str(error))
 
     listed = list(sources)
     responses = await asyncio.gather(*map(query, listed))
@@ -300,19 +300,19 @@ async def _query_all(
     }
 
 
-async def _query(planes: Planes, source: EventSource) -> _Response:
+async def _query(planes: Planes, source: EventSource) -> _RecoveryResponse:
     if source.recovery is None:
-        return _Response(refusal="the worker has no local indexer")
+        return _RecoveryResponse(refusal="the worker has no local indexer")
     body = recovery_query(source.worker_id, source.dp_rank, _BEYOND)
     items = planes.requests.ask_raw(source.recovery, body, timeout=QUERY_S, max_bytes=_QUERY_BYTES)
     async with aclosing(items) as answer:
         async for item in answer:
             match parse_recovery(item):
                 case TooNew(newest_available=newest):
-                    return _Response(newest, called_back=True)
+                    return _RecoveryResponse(newest, called_back=True)
                 case Events(last_event_id=last) | TreeDump(last_event_id=last):
-                    return _Response(UNNUMBERED if last is None else last, called_back=True)
+                    return _RecoveryResponse(UNNUMBERED if last is None else last, called_back=True)
                 case other:
                     message = getattr(other, "message", "invalid range")
-                    return _Response(refusal=f"it answers: {message}", called_back=True)
-    return _Response(refusal="the response was empty", called_back=True)
+                    return _RecoveryResponse(refusal=f"it answers: {message}", called_back=True)
+    return _RecoveryResponse(refusal="the response was empty", called_back=True)

@@ -44,7 +44,7 @@ from dynctl.sources.dynamo.router_state import (
     take_load,
     take_settings,
 )
-from dynctl.sources.dynamo.snapshot import Readings, RowCache, dynamo_alerts, snapshot_parts
+from dynctl.sources.dynamo.snapshot import DynamoReadings, RowCache, dynamo_alerts, snapshot_parts
 from dynctl.sources.dynamo.source import DynamoSource
 from dynctl.sources.source import LiveSource, Source
 from dynctl.sources.view import ViewSource
@@ -162,7 +162,7 @@ class LiveDynamo(LiveSource):
         workers = self._rows.rows(observer.router, time.monotonic(), self._waiting)
         urls = tuple(frontend.url for frontend in self._reached.frontends)
         refused = self._reached.cluster.refused if self._reached.cluster is not None else ""
-        readings = Readings(
+        readings = DynamoReadings(
             title=self.title,
             at=self._discovery_at,
             now=now,

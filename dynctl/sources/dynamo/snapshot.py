@@ -30,7 +30,7 @@ _READ: Final = "i reads the cache of a worker, I all of them"
 
 
 @dataclass(frozen=True, slots=True)
-class Readings:
+class DynamoReadings:
     """What was read of a live Dynamo. ``at``: when discovery was last current.
 
     ``load``: its origin, from take_load(). ``metrics``: number of frontends whose metrics were
@@ -55,7 +55,7 @@ class Readings:
     traffic: bool = False
 
 
-def snapshot_parts(readings: Readings, workers: Sequence[WorkerRow]) -> dict[str, Part]:
+def snapshot_parts(readings: DynamoReadings, workers: Sequence[WorkerRow]) -> dict[str, Part]:
     """Every part of a snapshot of a live Dynamo."""
     planes, now = readings.title, readings.now
     urls = ", ".join(readings.urls)
@@ -84,12 +84,12 @@ def snapshot_parts(readings: Readings, workers: Sequence[WorkerRow]) -> dict[str
     return parts
 
 
-def _without_frontend(readings: Readings, urls: str, why: str) -> Part:
+def _without_frontend(readings: DynamoReadings, urls: str, why: str) -> Part:
     unknown = readings.problem or f"{why}, and none is set"
     return Part(urls, unknown=unknown, provide=_NAME_FRONTENDS)
 
 
-def _rates(readings: Readings, urls: str) -> Part:
+def _rates(readings: DynamoReadings, urls: str) -> Part:
     if readings.traffic:
         return Part(urls, readings.now)
     if readings.metrics:
@@ -97,7 +97,7 @@ def _rates(readings: Readings, urls: str) -> Part:
     return _without_frontend(readings, urls, "the frontends count requests")
 
 
-def _load(readings: Readings, urls: str) -> Part:
+def _load(readings: DynamoReadings, urls: str) -> Part:
     if readings.metrics:
         return Part(f"{readings.load}: {urls}", readings.now)
     if readings.load in (UNKNOWN_LOAD, "kv_metrics"):
@@ -106,14 +106,14 @@ def _load(readings: Readings, urls: str) -> Part:
     return Part(readings.load, readings.now)
 
 
-def _requests(readings: Readings, urls: str) -> Part:
+def _requests(readings: DynamoReadings, urls: str) -> Part:
     """Gauges have tokens and blocks, but no number of requests."""
     if readings.metrics or readings.load in (UNKNOWN_LOAD, "kv_metrics"):
         return Part(urls, unknown="a frontend's metrics do not count requests by worker")
     return Part(readings.load, readings.now)
 
 
-def _index(readings: Readings, workers: Sequence[WorkerRow]) -> Part:
+def _index(readings: DynamoReadings, workers: Sequence[WorkerRow]) -> Part:
     if not readings.workers_reachable:
         return Part(readings.title, unknown=f"what workers cache is {OUT_OF_REACH}")
     read = any(rank.index != "absent" for row in workers for rank in row.ranks)
@@ -122,7 +122,7 @@ def _index(readings: Readings, workers: Sequence[WorkerRow]) -> Part:
     return Part(readings.title, unknown=_NOT_READ, provide=_READ)
 
 
-def _decisions(readings: Readings) -> Part:
+def _decisions(readings: DynamoReadings) -> Part:
     sources = [name for name in (LOG, EVENTS) if readings.hops.get(name)]
     if readings.log is not None and LOG not in sources:
         sources.append(f"{readings.log} (no `Selected worker` line yet: DYN_LOG=info)")
@@ -137,7 +137,7 @@ def _decisions(readings: Readings) -> Part:
     )
 
 
-def _transfers(readings: Readings) -> Part:
+def _transfers(readings: DynamoReadings) -> Part:
     origin = _decisions(readings)
     if origin.unknown:
         return Part(

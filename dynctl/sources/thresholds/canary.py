@@ -41,7 +41,7 @@ _EXAMPLES: Final = "for example: --revert-if 'refused>1%' --revert-if 'ttft_p99>
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class RevertCondition:
     """``signal`` compared with ``limit``: a share (0..1), or seconds. ``quantile``: of a latency,
     0..1."""
 
@@ -59,7 +59,7 @@ class Condition:
         return value > self.limit if self.above else value < self.limit
 
 
-def read_condition(text: str) -> Condition:
+def read_condition(text: str) -> RevertCondition:
     """``refused>1%``, ``errors>=0.5%``, ``hits<30%``, ``ttft_p99>2s`` or ``itl_p50>40ms``.
 
     Raises UsageProblem.
@@ -86,14 +86,16 @@ def read_condition(text: str) -> Condition:
     if not share and not 0 < at < 1:
         raise UsageProblem(f"--revert-if {text!r}: expected p1 to p99.9", _EXAMPLES)
     signal = kind or name
-    condition = Condition(text.strip(), signal, at, relation[0] == ">", len(relation) == 1, limit)
+    condition = RevertCondition(
+        text.strip(), signal, at, relation[0] == ">", len(relation) == 1, limit
+    )
     if not condition.breached(math.inf if not share else 1.0) and not condition.breached(0.0):
         values = "a share is from 0 to 100 %" if share else "a time is at least 0"
         raise UsageProblem(f"--revert-if {text!r}: {values}, so this never reverts", _EXAMPLES)
     return condition
 
 
-def read_conditions(texts: Sequence[str]) -> list[Condition]:
+def read_conditions(texts: Sequence[str]) -> list[RevertCondition]:
     """At least one, at most :data:`MAX_CONDITIONS`. Raises UsageProblem."""
     if not 1 <= len(texts) <= MAX_CONDITIONS:
         raise UsageProblem(
@@ -103,7 +105,7 @@ def read_conditions(texts: Sequence[str]) -> list[Condition]:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measurement:
     """A condition over some requests. ``value`` None: unknown, ``why`` where they are enough."""
 
     value: float | None
@@ -111,7 +113,7 @@ class Measured:
     why: str = ""
 
 
-def measure(condition: Condition, before: RequestTotals, after: RequestTotals) -> Measured:
+def measure(condition: RevertCondition, before: RequestTotals, after: RequestTotals) -> Measurement:
     """The value over the requests that were counted between two readings.
 
     Shares are of the requests that ended, without those that the client cancelled or got wrong.
@@ -131,14 +133,14 @@ def measure(condition: Condition, before: RequestTotals, after: RequestTotals) -
         routed = after.tokens.get("input", 0.0) - before.tokens.get("input", 0.0)
         cached = after.tokens.get("cached", 0.0) - before.tokens.get("cached", 0.0)
         served = judged - ended.errors - ended.refused
-        return Measured(cached / routed if routed > 0 else None, served)
+        return Measurement(cached / routed if routed > 0 else None, served)
     wrong = ended.errors if condition.signal == "errors" else ended.refused
-    return Measured(wrong / judged if judged > 0 else None, judged)
+    return Measurement(wrong / judged if judged > 0 else None, judged)
 
 
 def _quantile(
-    condition: Condition, before: Mapping[float, float], after: Mapping[float, float]
-) -> Measured:
+    condition: RevertCondition, before: Mapping[float, float], after: Mapping[float, float]
+) -> Measurement:
     edges, counts = buckets(after)
     _, earlier = buckets({edge: before.get(edge, 0.0) for edge in after})
     counts = tuple(now - then for now, then in zip(counts, earlier, strict=True))
@@ -147,9 +149,9 @@ def _quantile(
         # It is above the last edge, as far as is known.
         if condition.limit > edges[-1]:
             why = f"more than {edges[-1]:g} s, the last edge of the frontends' histogram"
-            return Measured(None, int(requests), why)
+            return Measurement(None, int(requests), why)
         value = math.nextafter(edges[-1], math.inf)
-    return Measured(value, int(requests))
+    return Measurement(value, int(requests))
 
 
 @dataclass(slots=True)
@@ -176,7 +178,7 @@ class Canary:
         replicas: Sequence[Replica],
         model: str,
         values: ThresholdValues,
-        conditions: Sequence[Condition],
+        conditions: Sequence[RevertCondition],
         seconds: float,
         *,
         least: int,
@@ -266,7 +268,7 @@ class Canary:
             why = f"unknown: {measured.why or 'the frontends export no such values'}"
         return self._verdict("unproven", passed, f"{condition.text}: {why}")
 
-    def _line(self, passed: float, window: Sequence[Measured]) -> str:
+    def _line(self, passed: float, window: Sequence[Measurement]) -> str:
         values = ", ".join(
             f"{condition.text}: "
             + ("unknown" if measured.value is None else shown(condition, measured.value))
@@ -307,19 +309,19 @@ class Canary:
         while len(watched.readings) > 1 and watched.readings[1][0] <= now - WINDOW_S:
             watched.readings.popleft()
 
-    def _window(self) -> list[Measured]:
+    def _window(self) -> list[Measurement]:
         return self._measure_since([watched.readings[0][1] for watched in self._watched])
 
-    def _whole(self) -> list[Measured]:
+    def _whole(self) -> list[Measurement]:
         return self._measure_since([watched.first or RequestTotals() for watched in self._watched])
 
-    def _measure_since(self, starts: Sequence[RequestTotals]) -> list[Measured]:
+    def _measure_since(self, starts: Sequence[RequestTotals]) -> list[Measurement]:
         before = _sum(starts)
         after = _sum([one.readings[-1][1] for one in self._watched])
         return [measure(condition, before, after) for condition in self._conditions]
 
     def _breach_verdict(
-        self, passed: float, condition: Condition, measured: Measured
+        self, passed: float, condition: RevertCondition, measured: Measurement
     ) -> CanaryVerdict:
         assert measured.value is not None
         of = f"{measured.requests:,} requests"
@@ -331,8 +333,8 @@ class Canary:
         state: CanaryState,
         passed: float,
         why: str,
-        breached: Condition | None = None,
-        found: Measured | None = None,
+        breached: RevertCondition | None = None,
+        found: Measurement | None = None,
     ) -> CanaryVerdict:
         rows = []
         for condition, whole in zip(self._conditions, self._whole(), strict=True):
@@ -358,7 +360,7 @@ def announce(replicas: Sequence[Replica], text: str) -> None:
             replica.holder.note = text
 
 
-def shown(condition: Condition, value: float) -> str:
+def shown(condition: RevertCondition, value: float) -> str:
     """A share in percent, or a time."""
     if condition.signal in ("ttft", "itl"):
         return f"{value * 1e3:.0f} ms" if value < 1 else f"{value:.2f} s"

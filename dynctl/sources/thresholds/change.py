@@ -18,7 +18,7 @@ from dynctl.sources.thresholds.verdicts import wait_until_acting
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class ChangedThresholds:
     """What became of a change. ``waited`` and ``verdict``: None where it was not awaited, and not
     watched. ``set``: a replica took the values, and no canary set them back. ``agree``: all
     replicas have the same thresholds afterwards."""
@@ -39,7 +39,7 @@ def change_thresholds(
     wait_s: float | None,
     canary: Canary | None,
     say: Callable[[str], None],
-) -> Changed:
+) -> ChangedThresholds:
     """Set the values. ``wait_s``: wait for so long until they are in effect.
 
     ``canary`` has begun to watch; ``say`` gets its lines. ``partial``: if a replica fails, the
@@ -67,7 +67,7 @@ def change_thresholds(
     elif canary is not None:
         announce(replicas, "canary reverted: the thresholds did not take effect")
         result = set_back(result, model) if result.ok else result
-    return Changed(
+    return ChangedThresholds(
         result,
         waited,
         verdict,

@@ -86,7 +86,7 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ThresholdReading:
     """The thresholds of one replica, by model. ``error``: why they are unknown."""
 
     replica: Replica
@@ -131,19 +131,19 @@ class SetResult:
         return next((outcome.error for outcome in self.outcomes if outcome.error is not None), None)
 
 
-def read_all(replicas: Sequence[Replica]) -> list[Reading]:
+def read_all(replicas: Sequence[Replica]) -> list[ThresholdReading]:
     """The thresholds of each replica, read at the same time; never raises DynctlError."""
 
-    def read(replica: Replica) -> Reading:
+    def read(replica: Replica) -> ThresholdReading:
         try:
-            return Reading(replica, replica.holder.thresholds())
+            return ThresholdReading(replica, replica.holder.thresholds())
         except DynctlError as error:
-            return Reading(replica, error=error)
+            return ThresholdReading(replica, error=error)
 
     return at_once(read, replicas)
 
 
-def serving(readings: Sequence[Reading], model: str) -> dict[str, list[Reading]]:
+def serving(readings: Sequence[ThresholdReading], model: str) -> dict[str, list[ThresholdReading]]:
     """Group -> its readings, for groups with at least one replica that serves the model."""
     groups = {reading.replica.group for reading in readings if model in reading.thresholds}
     return {
@@ -152,7 +152,7 @@ def serving(readings: Sequence[Reading], model: str) -> dict[str, list[Reading]]
     }
 
 
-def differing(readings: Sequence[Reading], model: str) -> dict[str, list[str]]:
+def differing(readings: Sequence[ThresholdReading], model: str) -> dict[str, list[str]]:
     """Replica -> its thresholds that differ from most of its group; empty where all agree.
 
     A replica that does not serve the model differs in all of them. A replica that cannot be read is
@@ -164,7 +164,7 @@ def differing(readings: Sequence[Reading], model: str) -> dict[str, list[str]]:
     return differences
 
 
-def _differing_in_group(readings: Sequence[Reading], model: str) -> dict[str, list[str]]:
+def _differing_in_group(readings: Sequence[ThresholdReading], model: str) -> dict[str, list[str]]:
     rows = {
         reading.replica.name: reading.thresholds.get(model)
         for reading in readings

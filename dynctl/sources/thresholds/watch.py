@@ -14,7 +14,7 @@ from typing import Final
 from dynctl.base.errors import DynctlError, Unreachable
 from dynctl.documents.thresholds import ThresholdEvent, ThresholdValues
 from dynctl.sources.thresholds.effects import rank_signals
-from dynctl.sources.thresholds.replicas import Reading, Replica, at_once, differing
+from dynctl.sources.thresholds.replicas import Replica, ThresholdReading, at_once, differing
 from router_core import THRESHOLD_SETTINGS
 
 RankKey = tuple[str, int, int]
@@ -90,7 +90,7 @@ class Changes:
 
     def _differing(self) -> dict[str, dict[str, list[str]]]:
         states = [self._known[name] for name in self._order if name in self._known]
-        readings = [Reading(state.replica, state.thresholds) for state in states]
+        readings = [ThresholdReading(state.replica, state.thresholds) for state in states]
         models = sorted({model for state in states for model in state.thresholds})
         return {model: differing(readings, model) for model in models}
 
@@ -140,7 +140,7 @@ def _ranks(before: ReplicaState, now: ReplicaState) -> Iterator[ThresholdEvent]:
         )
 
 
-class Watch:
+class ThresholdWatch:
     """Reads every replica each ``every`` seconds and emits the events. A context manager.
 
     ``emit`` is called from other threads, with at least one event. Entering raises the error of
@@ -160,7 +160,7 @@ class Watch:
         self._ended = threading.Event()
         self.first: list[ReplicaState] = []
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> ThresholdWatch:
         self.first = at_once(read_state, self._replicas)
         errors = [state.error for state in self.first if state.error is not None]
         if len(errors) == len(self.first):

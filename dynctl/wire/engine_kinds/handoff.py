@@ -74,7 +74,7 @@ def bootstrap_body(body: Mapping[str, Any], address: tuple[str, int], room: int)
 
 
 @dataclass(frozen=True, slots=True)
-class Handoff:
+class HandoffRules:
     """How one kind of engine hands a request over.
 
     Engines without a bootstrap address: ``prefill`` makes the body of the first hop, of a body and

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from dynctl.wire.engine_kinds.handoff import Handoff
+from dynctl.wire.engine_kinds.handoff import HandoffRules
 from dynctl.wire.engine_metrics import MetricNames
 
 if TYPE_CHECKING:
@@ -80,5 +80,5 @@ class EngineKind:
     direction_headers: Mapping[str, str] = field(default_factory=dict)
     without_adapters: frozenset[str] = frozenset()
     adapter_body: Callable[[bytes, str, str, str], bytes] | None = None
-    handoff: Handoff = field(default_factory=Handoff)
+    handoff: HandoffRules = field(default_factory=HandoffRules)
     token_api: Callable[[], TokenApi] | None = None

@@ -15,7 +15,7 @@ from dynctl.adapters.dynamo.request_server import (
     ErrorItem,
     Handler,
     PlaneRequest,
-    Refusal,
+    RequestRefusal,
     RequestServer,
     ServerLimits,
 )
@@ -105,7 +105,7 @@ async def test_many_requests_at_once(plane: TcpRequestPlane):
 
 async def test_an_admission_refuses_before_the_answer(plane: TcpRequestPlane):
     def refuse(request: PlaneRequest) -> None:
-        raise Refusal("the engine is not ready")
+        raise RequestRefusal("the engine is not ready")
 
     async with serving(echo, admit=refuse) as (_, instance):
         with pytest.raises(RequestPlaneError, match="returned an error: the engine is not ready"):

@@ -97,7 +97,7 @@ class _Logprobs(msgspec.Struct):
     top_logprobs: list[dict[str, float] | None] | None = None
 
 
-class _Choice(msgspec.Struct):
+class _TokenChoice(msgspec.Struct):
     index: int = 0
     token_ids: list[int] | None = None
     logprobs: _Logprobs | None = None
@@ -106,7 +106,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Chunk(msgspec.Struct):
-    choices: list[_Choice] = []
+    choices: list[_TokenChoice] = []
     usage: _Usage | None = None
     error: Any = None
     kv_transfer_params: dict[str, Any] | None = None
@@ -176,7 +176,7 @@ class VllmReader:
         )
 
 
-def _logprobs(choice: _Choice) -> tuple[list[float] | None, list[list[TopLogprob]] | None]:
+def _logprobs(choice: _TokenChoice) -> tuple[list[float] | None, list[list[TopLogprob]] | None]:
     """One number for each token, and the likeliest tokens of each, best first."""
     logprobs, ids = choice.logprobs, choice.token_ids or []
     if logprobs is None or len(logprobs.token_logprobs) != len(ids):
