@@ -252,7 +252,7 @@ $(ENVOY_STAMP): | $(BIN)/python
 
 # The locks have one version of each library. These take the lowest that pyproject.toml declares, with
 # the newest test tools, and the newest that it allows, once a week.
-VERSION_TESTS := tests/contract tests/dynctl/adapters tests/dynctl/settings tests/dynctl/tokenization tests/dynctl/cli/test_cli.py tests/dynctl/cli/test_usage.py
+VERSION_TESTS := tests/dynctl/adapters tests/dynctl/settings tests/dynctl/tokenization tests/dynctl/cli/test_cli.py tests/dynctl/cli/test_usage.py
 LOWEST_VENV   := .venv-lowest
 LOWEST_STAMP  := $(LOWEST_VENV)/.stamp-$(shell cksum < pyproject.toml | cut -d' ' -f1)
 NEWEST_VENV   := .venv-newest
