@@ -78,6 +78,12 @@ class GlobalOptions:
     environment_sources: bool = True
 
     @property
+    def planes(self) -> bool:
+        """Whether a discovery backend is named, by its name or by its address."""
+        named = (self.discovery, *(getattr(self, place) for place in backends.PLACES))
+        return any(value is not None for value in named)
+
+    @property
     def offline(self) -> str | None:
         """The flag of a source that is not a running deployment; None without one."""
         saved = {"--view": self.view, "--recording": self.recording}

@@ -82,13 +82,11 @@ def expect_no_place(options: GlobalOptions) -> None:
 
 def flags_of_sources(options: GlobalOptions) -> list[str]:
     """The sources that the options name, as flags; without the environment and the context."""
-    planes = (options.discovery, options.file_kv, options.etcd_endpoints)
-    live = any(item is not None for item in planes)
     named = {
         "--demo": options.demo,
         "--view": options.view is not None,
         "--recording": options.recording is not None,
-        "--discovery": live,
-        "--frontend": bool(options.frontend) and not live,
+        "--discovery": options.planes,
+        "--frontend": bool(options.frontend) and not options.planes,
     }
     return [flag for flag, given in named.items() if given]

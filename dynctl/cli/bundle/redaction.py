@@ -17,6 +17,7 @@ from urllib.parse import quote, unquote, urlsplit
 import msgspec
 from xxhash import xxh3_64_hexdigest
 
+from dynctl.base.backends import PLACES
 from dynctl.base.errors import UsageProblem
 from dynctl.base.files import read_file
 from dynctl.base.options import GlobalOptions
@@ -158,7 +159,8 @@ def known_secrets(options: GlobalOptions, environ: Mapping[str, str]) -> set[str
         if _SECRET_NAME.search(name) and not _harmless(value):
             texts.update(_lines(_content(Path(value))) if _is_path(value) else {value})
         texts.update(_in_urls(value))
-    for text in (*options.frontend, options.nats_server or "", options.etcd_endpoints or ""):
+    addresses = (options.nats_server, *(getattr(options, place) for place in PLACES))
+    for text in (*options.frontend, *(str(address) for address in addresses if address)):
         texts.update(_in_urls(text))
     texts.update(_of_kubeconfigs(options, environ))
     texts.add(_content(_SERVICE_ACCOUNT))

@@ -120,13 +120,12 @@ class PlanOptions:
 
     def _source(self, options: GlobalOptions) -> str | None:
         """What the options count; None: the default deployment. Raises UsageProblem."""
-        planes = options.discovery or options.file_kv or options.etcd_endpoints
         where = options.namespace or options.kube_context or options.kubeconfig
         in_cluster = options.discovery != "kubernetes" and (options.all_namespaces or where)
         specified = {
             _CAPACITY: self.capacity,
             _FILE: self.file,
-            _DEPLOYMENT: options.offline or options.frontend or planes,
+            _DEPLOYMENT: options.offline or options.frontend or options.planes,
             _CLUSTER: self.dgd or in_cluster,
         }
         sources = [source for source, value in specified.items() if value]

@@ -65,12 +65,11 @@ class TailQuery:
 
 def check_source(options: GlobalOptions) -> None:
     """Raise UsageProblem for every source but live planes: only they have events."""
-    named = (options.discovery, options.file_kv, options.etcd_endpoints)
     other = {
         "--demo": options.demo,
         "--view": options.view is not None,
         "--recording": options.recording is not None,
-        "--frontend": bool(options.frontend) and not any(item is not None for item in named),
+        "--frontend": bool(options.frontend) and not options.planes,
     }
     for flag, given in other.items():
         if given:
