@@ -52,6 +52,29 @@ def build_worker(
         )
     # A typed name that the engine does not have is the only one for routing.
     names = facts.models if served in facts.models else ()
+    try:
+        role = spec.role or (Role(facts.role) if facts.role else Role.AGGREGATED)
+        can_prefill = facts.can_prefill if spec.can_prefill is None else spec.can_prefill
+        return Worker(
+            worker_id=spec.worker_id,
+            name=spec.name,
+            model=served,
+            role=role,
+            block_size=facts.block_size or spec.block_size or block_size or DEFAULT_BLOCK_SIZE,
+            runtime_config=ModelRuntimeConfig.from_dict(_runtime_values(spec, facts)),
+            can_prefill=True if can_prefill is None else can_prefill,
+            kv_events=bool(_chosen(spec.kv_events, facts.kv_events)),
+            endpoint=spec.url,
+            device=spec.device,
+            aliases=tuple(name for name in names if name != served),
+            adapters=facts.adapters[:_MAX_ADAPTERS],
+        )
+    except (WorkerError, ValueError, TypeError) as error:
+        raise WorkerSpecError(f"worker {spec.name}: {error}") from None
+
+
+def _runtime_values(spec: WorkerSpec, facts: EngineFacts) -> dict[str, Any]:
+    """The values of the worker's runtime config: the engine's, else those of the spec."""
     reported = dict(facts.runtime_config)
     domains = {**mapping(reported.get("topology_domains")), **spec.domains}
     values: dict[str, Any] = {
@@ -65,25 +88,7 @@ def build_worker(
     }
     if facts.start_rank is not None:
         values["data_parallel_start_rank"] = facts.start_rank
-    try:
-        role = spec.role or (Role(facts.role) if facts.role else Role.AGGREGATED)
-        can_prefill = facts.can_prefill if spec.can_prefill is None else spec.can_prefill
-        return Worker(
-            worker_id=spec.worker_id,
-            name=spec.name,
-            model=served,
-            role=role,
-            block_size=facts.block_size or spec.block_size or block_size or DEFAULT_BLOCK_SIZE,
-            runtime_config=ModelRuntimeConfig.from_dict(values),
-            can_prefill=True if can_prefill is None else can_prefill,
-            kv_events=bool(_chosen(spec.kv_events, facts.kv_events)),
-            endpoint=spec.url,
-            device=spec.device,
-            aliases=tuple(name for name in names if name != served),
-            adapters=facts.adapters[:_MAX_ADAPTERS],
-        )
-    except (WorkerError, ValueError, TypeError) as error:
-        raise WorkerSpecError(f"worker {spec.name}: {error}") from None
+    return values
 
 
 def contradictions(
