@@ -217,7 +217,7 @@ GUARDED: Final = {"free": Case(140, 64), "paced": PACED}
 #: Load average above which other work changes what batches of chunks cost, and so the ratio.
 IDLE: Final = 1.0
 #: Seconds that the load of earlier suites gets to pass.
-WAIT_S: Final = 180
+WAIT_S: Final = 90
 
 
 def idle() -> bool:
