@@ -236,7 +236,8 @@ class RequestFlow:
         """Note that a hop failed. Raises GaveUp where no other engine gets the request."""
         service, request_id = self._service, call.request.id
         service.free(request_id, error.stage, computed=error.accepted)
-        service.free(request_id)
+        # Of a pair whose prefill failed, the decode worker got no block.
+        service.free(request_id, computed=error.stage != "prefill")
         self._note(call, tries, error)
         killed = len(tries.died) >= _MOST_DEAD
         if killed:
@@ -616,7 +617,8 @@ class RequestFlow:
         if error.failure.fatal:
             tries.died.append(error.worker.name)
         call.record.attempts.append((error.worker.name, error.stage, str(error.failure)))
-        call.record.first_token_at = None  # the client got nothing of it
+        if call.resume is None:  # else the client has the output of earlier workers
+            call.record.first_token_at = None
         self._fleet.report_failure(error.worker.worker_id, error.failure, error.sent_at)
 
     def _may_try_again(self, tries: _Tries) -> bool:

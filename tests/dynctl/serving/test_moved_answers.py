@@ -124,6 +124,74 @@ async def test_a_pair_that_moves_books_the_new_half_and_ends_the_old_one() -> No
         assert not booked()
 
 
+class Breaking(Pairs):
+    """Engines of which the named half fails when it is opened, as often as ``breaks`` says."""
+
+    def __init__(self, half: str, breaks: int) -> None:
+        super().__init__()
+        self.half, self.breaks = half, breaks
+
+    async def open(self, call: Call, decision: Any, message: str, *_: Any, **__: Any) -> Any:
+        if message == self.half and self.breaks:
+            self.breaks -= 1
+            raise LOST
+        return await super().open(call, decision, message)
+
+
+async def test_a_move_that_fails_first_keeps_the_time_of_the_first_output() -> None:
+    service = RoutingService(RouterConfig(), sample=lambda: 0.0, id_prefix="d")
+    for number, role in enumerate(("prefill", "decode", "decode", "decode"), 1):
+        assert service.upsert_worker(worker(number, role)).ok
+    sent: Any = Breaking("decode", 0)
+    fleet: Any = Members()
+    flow = RequestFlow(service, LocalPlacement(service), fleet, sent, Limits())
+    record = RequestRecord("r1", "r1", "chat_completions", 0.0, 0.0)
+    call = Call(request(), "/v1/chat/completions", {}, b"{}", True, {}, record, token_ids=range(34))
+    async with asyncio.timeout(patience(5)):
+        answer = await flow.start(call)
+        record.first_token_at = 1.5  # the client has output
+        sent.breaks = 1
+        assert call.move is not None
+        await call.move(call, answer.response, LOST)
+        assert (sent.breaks, record.first_token_at) == (0, 1.5)
+        assert [stage for _, stage, _ in record.attempts] == ["decode", "decode"]
+        answer.close()
+        for half in sent.halves:
+            half.end.set()
+        companion = call.companion
+        assert companion is not None
+        await asyncio.wait([companion])
+
+
+async def test_a_pair_whose_prefill_failed_computed_no_block_of_its_decode_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    service = RoutingService(RouterConfig(), sample=lambda: 0.0, id_prefix="d")
+    for number, role in enumerate(("prefill", "prefill", "decode"), 1):
+        assert service.upsert_worker(worker(number, role)).ok
+    freed: list[tuple[Any, bool]] = []
+    free = service.free
+
+    def noted(request_id: str, stage: Any = None, *, computed: bool = True) -> Any:
+        freed.append((stage, computed))
+        return free(request_id, stage, computed=computed)
+
+    monkeypatch.setattr(service, "free", noted)
+    sent: Any = Breaking("prefill", 1)
+    fleet: Any = Members()
+    flow = RequestFlow(service, LocalPlacement(service), fleet, sent, Limits())
+    record = RequestRecord("r1", "r1", "chat_completions", 0.0, 0.0)
+    call = Call(request(), "/v1/chat/completions", {}, b"{}", True, {}, record, token_ids=range(34))
+    async with asyncio.timeout(patience(5)):
+        answer = await flow.start(call)
+        assert freed[:2] == [("prefill", False), (None, False)]
+        answer.close()
+        for half in sent.halves:
+            half.end.set()
+        if call.companion is not None:
+            await asyncio.wait([call.companion])
+
+
 async def test_a_response_that_cannot_go_on_for_a_fault_of_ours_ends_with_the_workers_failure(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
