@@ -408,7 +408,7 @@ class NotCalledBack(RequestPlaneError):
 class ClusterRefusal(Exception):
     """The API server refused a request. ``status`` is HTTP's, ``reason`` Kubernetes' reason.
 
-    For 403, 404, 409, 410 and 422; a 401 is Unreachable, because nothing can be read.
+    Any status but success, redirects and 401, which is Unreachable: nothing can be read.
     """
 
     def __init__(self, status: int, reason: str, message: str) -> None:

@@ -42,7 +42,8 @@ def verify_topology(
             metavar="N",
             min=0,
             max=1000,
-            help="Send N chats of one token to each model of each frontend and check their route.",
+            help="Send N chats of one token to each model of each frontend and check their route;"
+            " with --wait in each round.",
         ),
     ] = 0,
     path: Annotated[

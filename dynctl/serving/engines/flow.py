@@ -1,8 +1,16 @@
 """The flow of one request: decide, book, dispatch; with retries on other engines until the first
-output was sent to the client.
+output arrived.
 
 Selecting and booking happen without an await in between, so that two requests cannot both see an
-engine as idle. In every case the caller ends with ``RoutingService.free``.
+engine as idle (behind a router process: there). Between attempts the flow frees what it booked; in
+every case the caller ends with ``RoutingService.free``.
+
+The way of a streamed chat, from `serving.http.inference`: ``_serve`` begins the record, ``_work``
+receives and prepares the request, ``RequestFlow.start`` places it, waits for its turn if it must
+queue, and runs it in one of three ways: whole, prefill and then decode, or both as a pair. Each hop
+is booked and opened until its first output, which is an `Answer`. ``pass_stream`` passes it on. An
+engine of OpenAI's kind that fails then ends the stream with an error event; a response of a Dynamo
+worker may move (``_continue``).
 """
 
 import asyncio
@@ -275,6 +283,7 @@ class RequestFlow:
 
     async def _run_whole(self, call: Call, request: RoutingRequest, plan: RoutingPlan) -> Answer:
         decision = plan.final
+        # A hop that waited for its turn is booked already, and the router refuses the second one.
         self._service.book(decision, request, call.record)
         self._service.prefill_ends.begin(decision, request)
         self._service.decided(plan, request, call.record)
@@ -445,13 +454,13 @@ class RequestFlow:
         """Send to the hop's winner and wait for its first output; raises _HopFailed."""
         worker, began = _winner(decision), self._service.clock()
         if call.resume is not None:
-            call.on_output = partial(self._goes_on, call.request.id, decision, began)
+            call.on_output = partial(self._on_moved_output, call.request.id, decision, began)
         else:
             call.moved = None
             call.on_output = None
             if not call.stream:
                 call.on_output = partial(
-                    self._begins, call.request.id, call.record, decision, began
+                    self._on_whole_output, call.request.id, call.record, decision, began
                 )
         response = await self._open(call, decision, message, quick=call.stream)
         if call.resume is not None:
@@ -477,17 +486,17 @@ class RequestFlow:
         self._note_first_output(decision, began, quick=call.stream)
         return response, head
 
-    def _goes_on(self, request_id: str, decision: Decision, began: float) -> None:
+    def _on_moved_output(self, request_id: str, decision: Decision, began: float) -> None:
         """A response that moved has its first output from the new worker."""
         self._service.prefill_done(request_id)
         self._note_first_output(decision, began, quick=True)
 
-    def _begins(
+    def _on_whole_output(
         self, request_id: str, record: RequestRecord, decision: Decision, began: float
     ) -> None:
         """A response that its client gets as a whole has its first output, where workers stream."""
         record.first_token_at = self._service.clock()
-        self._goes_on(request_id, decision, began)
+        self._on_moved_output(request_id, decision, began)
 
     async def _continue(self, call: Call, response: EngineStream, failure: UpstreamFailure) -> None:
         """Continue a response that its worker lost on another worker, after the tokens so far.

@@ -743,8 +743,6 @@ class RoutingService:
     def configure(self, values: Mapping[str, Any]) -> Applied:
         return self.apply(ConfigSet(values))
 
-    # -- inside ----------------------------------------------------------------------------
-
 
 def excluding(
     request: RoutingRequest, failed: Mapping[int, str], everyone: Iterable[Worker]
