@@ -1,11 +1,17 @@
 """Where the program starts, as `dynctl` and as `python -m dynctl`."""
 
 import os
+import signal
 import sys
+from typing import NoReturn
 
 
 def main() -> None:
     """Run the command line of this process and end it."""
+    if os.getpid() == 1:
+        # The first process of a container ignores a signal without a handler: until a command has
+        # its own, a pod that is deleted while it starts would run until it is killed.
+        signal.signal(signal.SIGTERM, _end)
     _open_standard_streams()
     try:
         from dynctl.cli.app import main as run
@@ -13,6 +19,10 @@ def main() -> None:
         run()
     except KeyboardInterrupt:  # while modules are imported: commands handle it themselves
         sys.exit(130)
+
+
+def _end(number: int, _frame: object) -> NoReturn:
+    sys.exit(128 + number)
 
 
 def _open_standard_streams() -> None:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +15,7 @@ import pytest
 from dynctl.serving.routing.config import ReplicaConfig
 from dynctl.settings.router_options import ROUTER_OPTIONS
 from dynctl.simulation.engine.config import OPTIONS
+from tests.waiting import patience, until_now
 
 
 @pytest.fixture
@@ -503,3 +509,39 @@ def test_rights_of_clients_without_effect_are_named(dynctl, started, flag):
     assert f"{flag[0]} has no effect on serve router: set it on the frontends" in ran.err
     if len(flag) == 1:
         assert f"{flag[0]} has no effect" in dynctl("serve", "frontend", *flag).err
+
+
+_APART = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child")
+
+
+#: The command line while it imports its modules, for as long as the test needs.
+_STARTING = """
+import sys, time, types
+app = sys.modules["dynctl.cli.app"] = types.ModuleType("dynctl.cli.app")
+app.main = lambda: time.sleep(600)
+from dynctl.__main__ import main
+main()
+"""
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler for the signal."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
+def test_the_first_process_of_a_container_ends_while_it_starts() -> None:
+    """A kernel ignores a signal without a handler for process 1."""
+    if shutil.which("unshare") is None or subprocess.run([*_APART, "true"]).returncode:
+        pytest.skip("no process namespaces here")
+    with subprocess.Popen([*_APART, sys.executable, "-c", _STARTING]) as outer:
+        try:
+            children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
+            until_now(lambda: bool(children.read_text().split()), 20)
+            first = int(children.read_text().split()[0])
+            until_now(lambda: _catches(first, signal.SIGTERM), 20)
+            os.kill(first, signal.SIGTERM)
+            assert outer.wait(timeout=patience(20)) == 128 + signal.SIGTERM
+        finally:
+            outer.kill()
