@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -471,15 +472,21 @@ def test_another_graphs_frontends_are_no_replicas_of_this_one(dynctl, cluster):
 WATCH = ("thresholds", "watch", "--rate", "0.1")
 
 
-def started(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+@contextmanager
+def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """The command as a process, which does not outlive a test that fails."""
+    with subprocess.Popen(
         [sys.executable, "-m", "dynctl", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).parents[3],
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def watching(process: subprocess.Popen[str]) -> str:
@@ -681,20 +688,23 @@ def test_a_replica_that_restarts_ends_a_canary(dynctl, two):
     assert "its counters fell, so it restarted" in result.out.replace("\n    ", " ")
 
 
+def decode_thresholds(replicas: Iterable[Any]) -> list[float | None]:
+    return [replica.thresholds()["active_decode_blocks_threshold"] for replica in replicas]
+
+
 @pytest.mark.parametrize("ends", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_canary_sets_back(two, ends):
     for one in two:
         counted(one, 100)
     line = [*CANARY[:-1], "1h", "--revert-if", "refused>1%", *named(*two), "-o", "json"]
     with started(*line) as process:
-        until_now(lambda: all(one.posts for one in two) or process.poll() is not None)
+        until_now(lambda: decode_thresholds(two) == [0.5, 0.5] or process.poll() is not None)
         assert process.poll() is None, process.communicate()
-        assert [one.thresholds()["active_decode_blocks_threshold"] for one in two] == [0.5, 0.5]
         process.send_signal(ends)
         out, _ = process.communicate(timeout=patience(20))
     assert process.returncode == 130
     assert json.loads(out)["canary"]["state"] == "interrupted"
-    assert [one.thresholds()["active_decode_blocks_threshold"] for one in two] == [None, None]
+    assert decode_thresholds(two) == [None, None]
 
 
 def test_a_canary_goes_on_where_its_messages_cannot_be_written(two):
