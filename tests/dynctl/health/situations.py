@@ -18,7 +18,7 @@ from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.tokenizer_check import TokenizerCheck
 from dynctl.serving.engines.worker_spec import parse_worker_spec
 from dynctl.serving.engines.workers_file import WorkersFile
-from dynctl.serving.http import server
+from dynctl.serving.http import core
 from dynctl.serving.http.process import ServingProcess
 from dynctl.serving.http.server import build_frontend
 from dynctl.serving.routing.config import FrontendConfig, HealthConfig
@@ -196,7 +196,7 @@ async def rig(folder: Path, **settings: Any) -> AsyncIterator[Rig]:
         health=HealthConfig(interval_s=_NEVER_S, timeout_s=1.0),
         router=RouterConfig().with_values(settings),
     )
-    with patch.object(server, "RoutingService", partial(RoutingService, clock=clock, wall=clock)):
+    with patch.object(core, "RoutingService", partial(RoutingService, clock=clock, wall=clock)):
         frontend = build_frontend(config)
     engines: Any = Engines()
     frontend.fleet._upstream = frontend.fleet._engines._upstream = engines
