@@ -22,7 +22,7 @@ CHAT_JSON = json.dumps(chat_body("hello")).encode()
 
 def held(fleet) -> int:
     """Bytes of bodies that the frontend counts now."""
-    bodies: Bodies = fleet.frontend._runners[-1].app[BODIES]
+    bodies: Bodies = fleet.frontend.listeners._runners[-1].app[BODIES]
     return bodies.held
 
 

@@ -24,7 +24,7 @@ QUICK = Limits(header_s=0.3, keep_alive_s=0.5, drain_s=1.0)
 
 
 def clients(fleet) -> Connections:
-    found: Connections = fleet.frontend.connections[-1]
+    found: Connections = fleet.frontend.listeners.connections[-1]
     return found
 
 

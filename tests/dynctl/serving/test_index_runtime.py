@@ -262,11 +262,11 @@ async def test_a_frontend_that_starts_has_read_what_its_engines_cache():
 
 async def test_events_that_never_come_do_not_keep_a_frontend_from_starting(monkeypatch):
     refused = {"a0": ",kv-events=tcp://127.0.0.1:1,replay=tcp://127.0.0.1:1"}
-    monkeypatch.setattr("dynctl.serving.http.server.FIRST_READ_S", 1000.0)
+    monkeypatch.setattr("dynctl.serving.http.process.FIRST_READ_S", 1000.0)
     async with asyncio.timeout(patience(20)), site([{"name": "a0"}], specs=refused) as fleet:
         assert fleet.frontend.service.workers()[0].ranks[0].index == "disconnected"
     with socket.create_server(("127.0.0.1", 0)) as silent:
         specs = {"a0": f",kv-events=tcp://127.0.0.1:{silent.getsockname()[1]}"}
-        monkeypatch.setattr("dynctl.serving.http.server.FIRST_READ_S", 0.1)
+        monkeypatch.setattr("dynctl.serving.http.process.FIRST_READ_S", 0.1)
         async with asyncio.timeout(patience(20)), site([{"name": "a0"}], specs=specs) as fleet:
             assert fleet.frontend.service.workers()[0].ranks[0].index == "disconnected"
