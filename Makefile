@@ -264,19 +264,16 @@ test-lowest: $(LOWEST_STAMP)  ## tests of what calls libraries, with the lowest 
 test-newest: $(NEWEST_STAMP)  ## the same tests, with the newest versions that pyproject.toml allows
 	$(NEWEST_VENV)/bin/python -m pytest $(PARALLEL) $(AGAIN) $(VERSION_TESTS) $(ARGS)
 
-$(LOWEST_STAMP): | $(BIN)/python
+$(LOWEST_STAMP): tests/lowest.txt | $(BIN)/python
 	@echo "installing the lowest versions of libraries into $(LOWEST_VENV)"
 	@$(BIN)/python -m venv --clear $(LOWEST_VENV)
-	@$(LOWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check uv
-	@$(LOWEST_VENV)/bin/uv pip compile --quiet --python $(LOWEST_VENV)/bin/python --resolution lowest-direct --extra otlp --extra nkeys pyproject.toml --output-file $(LOWEST_VENV)/lowest.txt > /dev/null
-	@$(LOWEST_VENV)/bin/uv pip install --quiet --python $(LOWEST_VENV)/bin/python --constraint $(LOWEST_VENV)/lowest.txt --editable '.[dev]'
+	@$(LOWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint tests/lowest.txt --editable '.[dev]'
 	@touch $@
 
 $(NEWEST_STAMP): | $(BIN)/python
 	@echo "installing the newest versions of libraries into $(NEWEST_VENV)"
 	@$(BIN)/python -m venv --clear $(NEWEST_VENV)
-	@$(NEWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check uv
-	@$(NEWEST_VENV)/bin/uv pip install --quiet --python $(NEWEST_VENV)/bin/python --editable '.[dev]'
+	@$(NEWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
 environments: $(VENV)/.dev-stamp $(TOKENIZERS_STAMP) $(DYNAMO_STAMP) $(SDK_STAMP) $(SHIP_STAMP) $(VLLM_STAMP) $(SGLANG_STAMP) $(ENVOY_STAMP) $(LOWEST_STAMP)  ## install what the suites with real systems need, before they ask for it
@@ -331,6 +328,7 @@ lock:  ## refresh the locks from pyproject.toml (KEEP=requirements-dev.lock: onl
 	$(LOCK) pyproject.toml --all-extras --group build $(if $(KEEP),--constraint $(KEEP)) --output-file build/dev.lock
 	$(LOCK) pyproject.toml --constraint build/dev.lock --output-file build/run.lock
 	$(LOCK) --group build --constraint build/dev.lock --output-file build/build.lock
+	build/lock-venv/bin/uv pip compile --quiet --python-version 3.11 --resolution lowest-direct --no-annotate --custom-compile-command "make lock" --extra otlp --extra nkeys pyproject.toml --output-file tests/lowest.txt
 	mv build/dev.lock requirements-dev.lock
 	mv build/run.lock requirements.lock
 	mv build/build.lock requirements-build.lock

@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
 RUN, DEV, BUILD = (ROOT / f"requirements{kind}.lock" for kind in ("", "-dev", "-build"))
@@ -44,6 +45,17 @@ def test_the_locks_agree_and_have_what_the_project_declares() -> None:
     ):
         names = {re.split(r"[<>=!~;\[ ]", one)[0].lower().replace("_", "-") for one in wanted}
         assert names <= set(lock)
+
+
+def test_the_lowest_versions_are_those_that_the_project_declares() -> None:
+    """`make test-lowest` installs them; `make lock` writes the file again."""
+    lines = (ROOT / "tests/lowest.txt").read_text().splitlines()
+    lowest = dict(line.split("==") for line in lines if not line.startswith("#"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for wanted in map(Requirement, [*project["dependencies"], *extras["otlp"], *extras["nkeys"]]):
+        name = wanted.name.lower().replace("_", "-")
+        assert wanted.specifier.contains(lowest[name]), name
 
 
 _STAMPS = ("/none/.run-stamp", "/none/.dev-stamp")
