@@ -25,11 +25,17 @@ from dynctl.serving.dynamo.fleet import no_obstacle
 from dynctl.serving.epp.exchange import Picker
 from dynctl.serving.epp.grpc_server import Call, Code, GrpcLimits, GrpcServer, Method
 from dynctl.serving.epp.pool import PoolFollower
-from dynctl.serving.http.connections import FEW, Certificate, CertificateError, descriptors
+from dynctl.serving.http.connections import (
+    FEW,
+    Certificate,
+    CertificateError,
+    Listeners,
+    descriptors,
+)
 from dynctl.serving.http.core import ProcessCore, build_routing
 from dynctl.serving.http.fleet_endpoints import ControlApi
 from dynctl.serving.http.parts import ProcessPart
-from dynctl.serving.http.process import Listeners, ServingProcess, run
+from dynctl.serving.http.process import ServingProcess, run
 from dynctl.serving.http.server import administrate, build_core, common_parts
 from dynctl.serving.http.start import LOOPBACK, StartError, listen
 from dynctl.serving.http.start_log import log_start

@@ -30,8 +30,10 @@ from aiohttp.streams import StreamReader
 from dynctl.base.errors import file_problem
 from dynctl.base.files import expect_regular
 from dynctl.base.tasks import end_tasks
+from dynctl.serving.http.bodies import PEER_SHARE
 from dynctl.serving.http.json_responses import error_response
 from dynctl.serving.http.start import accept
+from dynctl.serving.routing.config import Limits
 from dynctl.serving.routing.refusal import HttpError
 
 _log = logging.getLogger(__name__)
@@ -511,3 +513,64 @@ def _raw(error: HttpError) -> bytes:
 _FULL: Final = _raw(
     HttpError(503, "too many connections; use fewer, or try again", "overloaded", "connections")
 )
+
+
+class Listeners:
+    """The open listeners of a process."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._runners: list[web.AppRunner] = []
+        #: One for each listener.
+        self.connections: list[Connections] = []
+
+    async def serve_clients(
+        self, app: web.Application, listener: socket.socket, certificate: Certificate | None = None
+    ) -> None:
+        """Half of the descriptors are for clients: each request may need one to its engine."""
+        limits = self._limits
+        most = max(FEW, descriptors() // 2)
+        connections = Connections(
+            most,
+            limits.peer_connections or int(most * PEER_SHARE),
+            header_s=limits.header_s,
+            unread_s=limits.unread_s,
+        )
+        await self._serve(app, listener, connections, certificate)
+
+    async def serve_few(
+        self, app: web.Application, listener: socket.socket, share: float = 1.0
+    ) -> None:
+        """For few programs; ``share``: the part of the connections that one address may have."""
+        connections = Connections(FEW, int(FEW * share), unread_s=self._limits.unread_s)
+        await self._serve(app, listener, connections)
+
+    async def _serve(
+        self,
+        app: web.Application,
+        listener: socket.socket,
+        connections: Connections,
+        certificate: Certificate | None = None,
+    ) -> None:
+        limits = self._limits
+        # A client that disconnects must stop its engine at once.
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
+        self._runners.append(runner)
+        self.connections.append(connections)
+        await connections.listen(
+            runner,
+            listener,
+            certificate=certificate,
+            access_log=None,
+            auto_decompress=False,  # without a bound; Bodies has one
+            keepalive_timeout=limits.keep_alive_s,
+            max_field_size=limits.header_bytes,
+            max_line_size=limits.header_bytes,
+        )
+
+    async def close(self) -> None:
+        for connections in self.connections:
+            await connections.close()
+        for runner in self._runners:
+            await runner.cleanup()
+        self._runners.clear()

@@ -19,13 +19,7 @@ from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.http.admin import Admin
 from dynctl.serving.http.auth import guarded
 from dynctl.serving.http.bodies import BODIES, PEER_SHARE, Bodies
-from dynctl.serving.http.connections import (
-    FEW,
-    Certificate,
-    Connections,
-    descriptors,
-    unix_listener,
-)
+from dynctl.serving.http.connections import Listeners, unix_listener
 from dynctl.serving.http.core import ProcessCore
 from dynctl.serving.http.errors import error_middleware
 from dynctl.serving.http.fleet_endpoints import FLEET_PATH, ControlApi, FleetFeed
@@ -37,7 +31,7 @@ from dynctl.serving.http.shared_router import with_shared_router
 from dynctl.serving.http.start import StartError, announce, listen, settle_garbage_collector
 from dynctl.serving.records.metrics import Metrics
 from dynctl.serving.records.recorder import Recordings
-from dynctl.serving.routing.config import FrontendConfig, Limits
+from dynctl.serving.routing.config import FrontendConfig
 from dynctl.serving.telemetry.exposition import CONTENT_TYPE
 from dynctl.serving.telemetry.log_format import configure_logging
 
@@ -62,67 +56,6 @@ class Administration:
     control: ControlApi
     feed: FleetFeed
     recordings: Recordings
-
-
-class Listeners:
-    """The open listeners of a process."""
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._runners: list[web.AppRunner] = []
-        #: One for each listener.
-        self.connections: list[Connections] = []
-
-    async def serve_clients(
-        self, app: web.Application, listener: socket.socket, certificate: Certificate | None = None
-    ) -> None:
-        """Half of the descriptors are for clients: each request may need one to its engine."""
-        limits = self._limits
-        most = max(FEW, descriptors() // 2)
-        connections = Connections(
-            most,
-            limits.peer_connections or int(most * PEER_SHARE),
-            header_s=limits.header_s,
-            unread_s=limits.unread_s,
-        )
-        await self._serve(app, listener, connections, certificate)
-
-    async def serve_few(
-        self, app: web.Application, listener: socket.socket, share: float = 1.0
-    ) -> None:
-        """For few programs; ``share``: the part of the connections that one address may have."""
-        connections = Connections(FEW, int(FEW * share), unread_s=self._limits.unread_s)
-        await self._serve(app, listener, connections)
-
-    async def _serve(
-        self,
-        app: web.Application,
-        listener: socket.socket,
-        connections: Connections,
-        certificate: Certificate | None = None,
-    ) -> None:
-        limits = self._limits
-        # A client that disconnects must stop its engine at once.
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
-        self._runners.append(runner)
-        self.connections.append(connections)
-        await connections.listen(
-            runner,
-            listener,
-            certificate=certificate,
-            access_log=None,
-            auto_decompress=False,  # without a bound; Bodies has one
-            keepalive_timeout=limits.keep_alive_s,
-            max_field_size=limits.header_bytes,
-            max_line_size=limits.header_bytes,
-        )
-
-    async def close(self) -> None:
-        for connections in self.connections:
-            await connections.close()
-        for runner in self._runners:
-            await runner.cleanup()
-        self._runners.clear()
 
 
 class ServingProcess:

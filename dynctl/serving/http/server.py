@@ -9,6 +9,7 @@ from dynctl.documents.fleet_load import Traffic
 from dynctl.serving.dynamo.fleet import Obstacle, no_obstacle
 from dynctl.serving.engines.fleet import Fleet
 from dynctl.serving.http.admin import Admin, serving_values
+from dynctl.serving.http.connections import Listeners
 from dynctl.serving.http.core import ProcessCore, Routing, build_routing
 from dynctl.serving.http.dynamo_part import DynamoPart
 from dynctl.serving.http.engine_calls import EngineCalls
@@ -24,7 +25,6 @@ from dynctl.serving.http.parts import (
 )
 from dynctl.serving.http.process import (
     Administration,
-    Listeners,
     Routes,
     ServingProcess,
     run,

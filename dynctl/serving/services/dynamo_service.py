@@ -17,8 +17,7 @@ import msgspec
 from aiohttp import web
 
 from dynctl.serving.http.auth import Handler, guarded
-from dynctl.serving.http.bodies import BODIES, PEER_SHARE, Bodies, bodies_of
-from dynctl.serving.http.connections import FEW, Connections, descriptors
+from dynctl.serving.http.bodies import BODIES, Bodies, bodies_of
 from dynctl.serving.http.json_responses import error_response
 from dynctl.serving.routing.config import Limits
 from dynctl.serving.routing.refusal import HttpError
@@ -185,43 +184,3 @@ def _path_of(http: web.Request) -> str | None:
         if one.canonical == http.path:
             return one.canonical
     return None
-
-
-class Listeners:
-    """The listeners of a process, with the bounds of ``limits``."""
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._runners: list[web.AppRunner] = []
-        self._connections: list[Connections] = []
-
-    async def serve(self, app: web.Application, listener: Any) -> None:
-        """Accept connections for ``app``."""
-        limits = self._limits
-        most = max(FEW, descriptors() // 2)
-        connections = Connections(
-            most,
-            limits.peer_connections or int(most * PEER_SHARE),
-            header_s=limits.header_s,
-            unread_s=limits.unread_s,
-        )
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
-        self._runners.append(runner)
-        self._connections.append(connections)
-        await connections.listen(
-            runner,
-            listener,
-            access_log=None,
-            auto_decompress=False,
-            keepalive_timeout=limits.keep_alive_s,
-            max_field_size=limits.header_bytes,
-            max_line_size=limits.header_bytes,
-        )
-
-    async def close(self) -> None:
-        for connections in self._connections:
-            await connections.close()
-        for runner in self._runners:
-            await runner.cleanup()
-        self._runners.clear()
-        self._connections.clear()

@@ -31,7 +31,7 @@ from dynctl.health import conditions as codes
 from dynctl.serving.engines.failures import control_failure
 from dynctl.serving.http.auth import checked_token, guarded
 from dynctl.serving.http.bodies import PEER_SHARE
-from dynctl.serving.http.connections import descriptors
+from dynctl.serving.http.connections import Listeners, descriptors
 from dynctl.serving.http.index_exchange import KEPT_S, PATH, PEER_S, ranks_at
 from dynctl.serving.http.start import StartError, announce, listen, settle_garbage_collector
 from dynctl.serving.routing.config import INDEX_BYTES_PER_BLOCK, Limits
@@ -53,7 +53,7 @@ from dynctl.serving.routing.standalone_index import (
     StandaloneIndex,
     checked_listener,
 )
-from dynctl.serving.services.dynamo_service import DynamoService, Listeners, ServiceError
+from dynctl.serving.services.dynamo_service import DynamoService, ServiceError
 from dynctl.serving.telemetry.exposition import CONTENT_TYPE, Counter, Family, Histogram, samples
 from dynctl.serving.telemetry.log_format import configure_logging
 from dynctl.wire.dynamo.events import RouterEvent, router_event_from, router_event_map
@@ -213,7 +213,7 @@ class IndexerProcess:
                     self._follow(rank)
             await self.index.runtime.first_read(_FIRST_READ_S)
             asyncio.get_running_loop().call_later(KEPT_S, self._forget_offers)
-            await self._listeners.serve(self.build_app(), listener)
+            await self._listeners.serve_clients(self.build_app(), listener)
         except BaseException:
             listener.close()
             await self.close()

@@ -29,12 +29,13 @@ from dynctl.serving.dynamo.observer import PRESET, live_router
 from dynctl.serving.dynamo.shadow import Beside, ObservedFleet, Shadow
 from dynctl.serving.http.admin import Admin
 from dynctl.serving.http.auth import Handler
+from dynctl.serving.http.connections import Listeners
 from dynctl.serving.http.core import ProcessCore, build_routing
 from dynctl.serving.http.fleet_endpoints import ControlApi, FleetFeed
 from dynctl.serving.http.inference import DECISION_HEADER
 from dynctl.serving.http.json_responses import bad_request, json_response, read_json_object
 from dynctl.serving.http.parts import ProcessPart
-from dynctl.serving.http.process import Administration, Listeners, Routes, ServingProcess, run
+from dynctl.serving.http.process import Administration, Routes, ServingProcess, run
 from dynctl.serving.http.server import common_parts
 from dynctl.serving.records.metrics import Metrics
 from dynctl.serving.records.recorder import (

@@ -20,11 +20,12 @@ from dynctl.health import conditions as codes
 from dynctl.serving.dynamo.component import RouterComponent
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.upstream import Upstream
+from dynctl.serving.http.connections import Listeners
 from dynctl.serving.http.core import ProcessCore, build_routing
 from dynctl.serving.http.dynamo_part import DynamoPart
 from dynctl.serving.http.frontends import FrontendsApi
 from dynctl.serving.http.parts import ProcessPart
-from dynctl.serving.http.process import Listeners, Routes, ServingProcess, run
+from dynctl.serving.http.process import Routes, ServingProcess, run
 from dynctl.serving.http.selection import SelectionApi
 from dynctl.serving.http.server import administrate, build_core, common_parts
 from dynctl.serving.http.start import listen

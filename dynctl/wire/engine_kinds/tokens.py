@@ -46,7 +46,7 @@ class EngineRefused(Exception):
 
 
 class UnexpectedAnswer(Exception):
-    """The engine's answer has no tokens, or an end that nobody asked for."""
+    """The engine's answer has no tokens, or the engine itself ended the output."""
 
 
 class InvalidOutput(Exception):
