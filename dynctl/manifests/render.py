@@ -187,6 +187,8 @@ _POD_RULES: Final = (
 _LEASE_RULES: Final = (("coordination.k8s.io", ["leases"], ["create", "get", "update"]),)
 _RBAC: Final = "rbac.authorization.k8s.io"
 _STATUS_PORT: Final = 8081
+#: Two minutes: on a node under load Python's imports alone can take 30 s.
+_TIME_TO_START: Final = {"periodSeconds": 2, "failureThreshold": 60}
 #: The kubelet probes the address of the pod.
 _ANY_ADDRESS: Final = "0.0.0.0"  # noqa: S104
 
@@ -244,10 +246,8 @@ def sync_controller(
         rights = rbac("ClusterRole", _CLUSTER_RULES, "", f"-{watched}-nodes")
         rights += rbac("Role", _POD_RULES, watched, "")
     rights += rbac("Role", _LEASE_RULES, lease, "-lease")
-    probes = {
-        f"{probe}Probe": {"httpGet": {"path": path, "port": "status"}, "timeoutSeconds": 5}
-        for probe, path in (("liveness", "/healthz"), ("readiness", "/readyz"))
-    }
+    live = {"httpGet": {"path": "/healthz", "port": "status"}, "timeoutSeconds": 5}
+    ready = {"httpGet": {"path": "/readyz", "port": "status"}, "timeoutSeconds": 5}
     container = {
         "name": "sync",
         "image": image,
@@ -256,7 +256,9 @@ def sync_controller(
             *("--system-host", _ANY_ADDRESS, "--system-port", str(_STATUS_PORT)),
         ],
         "ports": [{"name": "status", "containerPort": _STATUS_PORT}],
-        **probes,
+        "startupProbe": {**live, **_TIME_TO_START},
+        "livenessProbe": live,
+        "readinessProbe": ready,
         "resources": {"requests": {"cpu": "20m", "memory": "96Mi"}, "limits": {"memory": "512Mi"}},
         "securityContext": {
             "allowPrivilegeEscalation": False,

@@ -35,6 +35,13 @@ COMPONENTS: Final[dict[str, dict[str, Any]]] = {
     },
     "sync": {"frontend": {"enabled": False}, "sync": {"enabled": True}},
 }
+#: Releases with a name of their own: no two files have the same object, so a folder can be applied.
+RELEASES: Final = {"router": "dynctl-shared"}
+HEADS: Final = {
+    "router": "# Needs the Secret dynctl with the key token; without it pods stay in "
+    "CreateContainerConfigError:\n# kubectl -n dynctl create secret generic dynctl "
+    '--from-literal=token="$(openssl rand -hex 32)"\n'
+}
 
 
 def dynctl(*arguments: str) -> str:
@@ -58,9 +65,11 @@ def helm(*arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-def rendered(values: Mapping[str, Any], namespace: str = NAMESPACE) -> list[dict[str, Any]]:
+def rendered(
+    values: Mapping[str, Any], namespace: str = NAMESPACE, release: str = "dynctl"
+) -> list[dict[str, Any]]:
     """The objects of the chart with these values, as Helm renders them."""
-    given = {"values": values, "name": "dynctl", "namespace": namespace}
+    given = {"values": values, "name": release, "namespace": namespace}
     files = helm("render", str(CHART), json.dumps(given))
     return [
         item
@@ -110,7 +119,8 @@ def manifest(component: str) -> str:
     head = (
         f"# Made from docs/deploy/chart by `make deploy`.\n# kubectl -n {NAMESPACE} apply -f FILE\n"
     )
-    objects = rendered(COMPONENTS[component])
+    head += HEADS.get(component, "")
+    objects = rendered(COMPONENTS[component], release=RELEASES.get(component, "dynctl"))
     return head + "---\n".join(yaml.safe_dump(item, sort_keys=False) for item in objects)
 
 

@@ -214,9 +214,18 @@ def test_kubectl_applies_them(component: str, kubectl: Kubectl) -> None:
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     kubectl("apply", "--validate=false", "--filename", "-", stdin=json.dumps(namespace))
     kubectl("apply", *in_space)
-    if component not in ("sync", "attach"):
-        found = kubectl("get", "deployments", "--namespace", NAMESPACE)
-        assert f"dynctl-{component}" in found
+    shown = kubectl("get", "deployments", "--namespace", NAMESPACE)
+    for item in objects_of(component):
+        assert item["kind"] != "Deployment" or item["metadata"]["name"] in shown
+
+
+def test_the_whole_folder_can_be_applied() -> None:
+    """No file changes an object of another."""
+    owners: dict[tuple[str, str], list[str]] = {}
+    for component in COMPONENTS:
+        for item in objects_of(component):
+            owners.setdefault((item["kind"], item["metadata"]["name"]), []).append(component)
+    assert [owner for owner in owners.items() if len(owner[1]) > 1] == []
 
 
 def test_the_arguments_are_options_of_the_commands() -> None:
@@ -244,7 +253,10 @@ def test_pods_have_no_rights_that_they_do_not_need() -> None:
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert rights.get("runAsNonRoot") or pod["securityContext"].get("runAsNonRoot")
         assert container["resources"]["limits"]["memory"]
-        assert "livenessProbe" in container
+        startup, liveness = container["startupProbe"], container["livenessProbe"]
+        assert startup["periodSeconds"] * startup["failureThreshold"] >= 120
+        for kind in ("httpGet", "grpc"):
+            assert startup.get(kind) == liveness.get(kind)
         if "serviceAccountName" not in pod:
             assert pod["automountServiceAccountToken"] is False
 

@@ -50,6 +50,10 @@ resources:
 {{- end -}}
 
 {{- define "dynctl.http" -}}
+{{- include "dynctl.startup" . }}
+  httpGet:
+    path: /live
+    port: status
 livenessProbe:
   httpGet:
     path: /live
@@ -59,5 +63,13 @@ readinessProbe:
   httpGet:
     path: {{ .ready }}
     port: status
+  timeoutSeconds: 5
+{{- end -}}
+
+{{- /* Two minutes to start: on a node under load, Python's imports alone can take 30 s. */}}
+{{- define "dynctl.startup" -}}
+startupProbe:
+  periodSeconds: 2
+  failureThreshold: 60
   timeoutSeconds: 5
 {{- end -}}
