@@ -34,6 +34,7 @@ from h2.exceptions import H2Error, StreamClosedError
 from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame
 
+from dynctl.base.acceptor import Acceptor
 from dynctl.base.tasks import end_tasks
 from dynctl.serving.http.connections import Certificate, network_of
 from dynctl.serving.http.start import accept
@@ -41,7 +42,6 @@ from dynctl.serving.http.start import accept
 _log = logging.getLogger(__name__)
 
 _BACKLOG: Final = 1024
-_ACCEPT_AGAIN_S: Final = 0.1
 _SWEEP_S: Final = 0.5
 _CLOSE_S: Final = 0.5
 #: Seconds between two tracebacks in the log: a client may repeat what fails.
@@ -262,21 +262,19 @@ class GrpcServer:
         self._connections: set[_Connection] = set()
         self._peers: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._listener: socket.socket | None = None
+        self._acceptor: Acceptor | None = None
         self._shared = _SHARED
         self._shared_at = 0.0
 
     def start(self, listener: socket.socket) -> None:
         """Accept connections of a bound socket. Raises StartError."""
-        listener.setblocking(False)
         accept(listener, _BACKLOG)
-        self._listener = listener
-        self._spawn(self._accept(listener), "gRPC connections")
+        self._acceptor = Acceptor(listener, self._take)
         self._spawn(self._sweep(), "idle gRPC connections")
 
     @property
     def listening(self) -> bool:
-        return self._listener is not None
+        return self._acceptor is not None
 
     def drain(self) -> None:
         """Ask clients to begin new calls elsewhere; running ones go on."""
@@ -285,9 +283,9 @@ class GrpcServer:
 
     async def close(self) -> None:
         """End everything."""
+        if self._acceptor is not None:
+            self._acceptor.close()
         await end_tasks(self._tasks)
-        if self._listener is not None:
-            self._listener.close()
         for connection in tuple(self._connections):
             connection.close()
         # What was sent last is written first; a TLS client may not take part in the end.
@@ -338,21 +336,14 @@ class GrpcServer:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                accepted, address = await loop.sock_accept(listener)
-            except OSError:  # no descriptor is left, or the client left already
-                await asyncio.sleep(_ACCEPT_AGAIN_S)
-                continue
-            connection = _Connection(self, network_of(address))
-            if not self._admit(connection):
-                accepted.close()
-                continue
-            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            connection.handshake = self._spawn(self._open(connection, accepted), "gRPC handshake")
+    def _take(self, accepted: socket.socket, address: Any) -> None:
+        connection = _Connection(self, network_of(address))
+        if not self._admit(connection):
+            accepted.close()
+            return
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.handshake = self._spawn(self._open(connection, accepted), "gRPC handshake")
 
     def _admit(self, connection: _Connection) -> bool:
         """Whether there is room; the connection that is longest without calls makes it."""

@@ -18,6 +18,7 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, cast
@@ -27,6 +28,7 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import StreamReader
 
+from dynctl.base.acceptor import Acceptor
 from dynctl.base.errors import file_problem
 from dynctl.base.files import expect_regular
 from dynctl.base.tasks import end_tasks
@@ -50,7 +52,6 @@ _SWEEP_S: Final = 0.5
 #: Seconds without a byte read after which a client with an unread answer may have to make room. One
 #: that is only slower than its engine has read some by then.
 _LAGS_S: Final = 1.0
-_ACCEPT_AGAIN_S: Final = 0.1
 
 
 def descriptors() -> int:
@@ -93,10 +94,9 @@ class Connections:
         #: Connections with an answer that the client did not read yet: its bytes that wait here,
         #: and since when they are as many.
         self._unread: dict[_Connection, tuple[int, float]] = {}
-        self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
-        self._listener: socket.socket | None = None
-        self._accepting: asyncio.Task[None] | None = None
+        self._acceptor: Acceptor | None = None
+        #: Accepted connections that are not made yet: with TLS, until the handshake is done.
         self._handshakes: set[asyncio.Task[None]] = set()
         self.open = 0
         self.refused = 0
@@ -139,28 +139,15 @@ class Connections:
             return _Connection(self, manager, loop=loop, **options)
 
         self._sweeper = loop.create_task(self._sweep(), name="connections without a request")
-        if certificate is not None:
-            listener.setblocking(False)
-            accept(listener, _BACKLOG)
-            self._listener = listener
-            accepting = self._accept_tls(listener, certificate, connection)
-            self._accepting = loop.create_task(accepting, name="connections with TLS")
-        elif listener.family == socket.AF_UNIX:
-            self._server = await loop.create_unix_server(
-                connection, sock=listener, backlog=_BACKLOG
-            )
-        else:
-            accept(listener, _BACKLOG)
-            self._server = await loop.create_server(connection, sock=listener, backlog=_BACKLOG)
+        accept(listener, _BACKLOG)
+        self._acceptor = Acceptor(listener, partial(self._take, connection, certificate))
 
     async def close(self) -> None:
         """Accept no more; the runner ends the open connections."""
-        if self._server is not None:
-            self._server.close()
-        tasks = [self._sweeper, self._accepting, *self._handshakes]
+        if self._acceptor is not None:
+            self._acceptor.close()
+        tasks = [self._sweeper, *self._handshakes]
         await end_tasks([task for task in tasks if task is not None])
-        if self._listener is not None:
-            self._listener.close()
 
     @property
     def lagging(self) -> int:
@@ -209,38 +196,29 @@ class Connections:
         if connection not in self._unread and (size := connection.unread):
             self._unread[connection] = size, connection.now()
 
-    async def _accept_tls(
+    def _take(
         self,
-        listener: socket.socket,
-        certificate: Certificate,
         make: Callable[[], _Connection],
+        certificate: Certificate | None,
+        accepted: socket.socket,
+        address: Any,
     ) -> None:
-        """Accept connections by hand: one has its place before its handshake, so that clients
-        without one take no place of others. (A server with TLS knows nothing of it until then.)"""
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                accepted, address = await loop.sock_accept(listener)
-            except OSError:  # no descriptor is left, or the client left already
-                await asyncio.sleep(_ACCEPT_AGAIN_S)
-                continue
-            one = make()
-            try:
-                admitted = one.enter(address)
-            except Exception:
-                _log.exception("a connection is refused")
-                admitted = False
-            if not admitted:
+        """With TLS a connection has its place before its handshake, so that clients without one
+        take no place of others. (A server of asyncio does not show it before.)"""
+        loop, connection = asyncio.get_running_loop(), make()
+        context = None
+        if certificate is not None:
+            context = certificate.context
+            if not connection.enter(address):
                 accepted.close()
-                continue
-            one.handshake = loop.create_task(
-                self._shake_hands(one, accepted, certificate.context), name="TLS handshake"
-            )
-            self._handshakes.add(one.handshake)
-            one.handshake.add_done_callback(self._handshakes.discard)
+                return
+        task = loop.create_task(self._open(connection, accepted, context), name="new connection")
+        self._handshakes.add(task)
+        task.add_done_callback(self._handshakes.discard)
+        connection.handshake = task
 
-    async def _shake_hands(
-        self, connection: _Connection, accepted: socket.socket, context: ssl.SSLContext
+    async def _open(
+        self, connection: _Connection, accepted: socket.socket, context: ssl.SSLContext | None
     ) -> None:
         loop = asyncio.get_running_loop()
         try:
@@ -248,7 +226,7 @@ class Connections:
                 lambda: connection,
                 accepted,
                 ssl=context,
-                ssl_handshake_timeout=self._header_s,
+                ssl_handshake_timeout=None if context is None else self._header_s,
             )
         except (OSError, EOFError):
             connection.leave()
