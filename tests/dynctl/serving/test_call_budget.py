@@ -31,7 +31,7 @@ from tests.waiting import patience
 BUDGET: Final = Path(__file__).with_name("call-budget.toml")
 _ROOT: Final = Path(__file__).parents[3]
 ROOMS: Final = (f"{_ROOT}/dynctl/", f"{_ROOT}/router_core/")
-#: The engines are in this process, and no part of the cost.
+#: The engines are in this process, and no part of the cost: neither what they call.
 _ENGINES: Final = f"{ROOMS[0]}simulation/"
 #: Comprehensions are calls in some versions of Python and not in others.
 _INLINE: Final = frozenset({"<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>", "<module>"})
@@ -46,7 +46,8 @@ _MARGIN: Final = 0.03
 class Calls:
     """Calls of functions of ours, and the files that they are in.
 
-    Without those of background tasks, which run by the clock, unless ``background``.
+    Without those of the engines, and without those of background tasks, which run by the clock,
+    unless ``background``.
     """
 
     def __init__(self, *, background: bool = False) -> None:
@@ -67,9 +68,19 @@ class Calls:
                 and not file.startswith(_ENGINES)
                 and code.co_name not in _INLINE
             )
-        if ours and (self.background or not _in_background()):
+        if ours and not _of_engines(frame) and (self.background or not _in_background()):
             self.count += 1
             self.files.add(code.co_filename)
+
+
+def _of_engines(frame: FrameType) -> bool:
+    """Whether an engine called it, as to tokenize its own prompt."""
+    caller = frame.f_back
+    while caller is not None:
+        if caller.f_code.co_filename.startswith(_ENGINES):
+            return True
+        caller = caller.f_back
+    return False
 
 
 def _in_background() -> bool:
