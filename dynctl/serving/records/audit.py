@@ -46,12 +46,12 @@ class ReuseAudit(ServiceObserver):
 
     def on_finished(self, record: RequestRecord) -> None:
         plan, reported = record.plan, record.cached_tokens
-        if plan is None or reported is None or record.prompts != 1 or not plan.ok:
+        if plan is None or reported is None or record.prompts != 1 or plan.refusal is not None:
             return
         hop = plan.prefill or plan.decode
-        worker = None if hop is None else hop.worker
-        if hop is None or worker is None:
+        if hop is None or hop.winner is None:
             return
+        worker = hop.workers[hop.winner]
         if not hop.overlap_modelled:
             self._skip(hop.notes[0] if hop.notes else _UNKNOWN)
             return
@@ -126,7 +126,10 @@ def _predicted(hop: Decision) -> int:
     """
     if hop.winner is None or hop.inputs is None:
         return 0
-    blocks = hop.indexed_blocks(hop.winner)
-    for tier in (hop.inputs.host_blocks, hop.inputs.disk_blocks):
-        blocks += 0 if tier is None else tier[hop.winner]
+    winner, inputs = hop.winner, hop.inputs
+    # The blocks of the index, whether they count in full or not.
+    indexed = inputs.overlap_blocks if inputs.indexed_blocks is None else inputs.indexed_blocks
+    blocks = indexed[winner]
+    for tier in (inputs.host_blocks, inputs.disk_blocks):
+        blocks += 0 if tier is None else tier[winner]
     return blocks * hop.block_size

@@ -87,24 +87,21 @@ class Remembered(NamedTuple):
             self.bypass,
         )
 
-    def columns(self) -> Iterator[Sequence[Worker]]:
-        """The columns of candidates of the hops that are kept whole; plans share them."""
-        for hop in (self.prefill, self.decode):
-            if isinstance(hop, PackedHop):
-                yield hop.workers
-
-    def cards(self) -> Iterator[Worker]:
+    def cards(self) -> list[Worker]:
         """All other workers that the plan refers to, with repetitions."""
+        workers: list[Worker] = []
         for hop in (self.prefill, self.decode):
             if isinstance(hop, BriefHop):
-                yield hop.first[0]
+                workers.append(hop.first[0])
                 if hop.second is not None:
-                    yield hop.second[0]
+                    workers.append(hop.second[0])
             elif hop is not None:
                 for step in hop.funnel:
-                    for rejection in step.rejected:
-                        yield rejection.worker
-        yield from self._chosen()
+                    if step.rejected:
+                        workers += [rejection.worker for rejection in step.rejected]
+        if self.choice is not None:
+            workers += self._chosen()
+        return workers
 
     def winners(self) -> Iterator[Worker]:
         """The chosen workers, prefill first."""
@@ -213,21 +210,29 @@ class DecisionMemory(ServiceObserver):
             return
         turn = self.recorded
         self.recorded += 1
-        sampled = turn % self._sample_every == 0 or _ranks(plan) <= self._small_fleet
+        first = plan.prefill or plan.decode
+        ranks = first.funnel[0].entered if first is not None and first.funnel else 0
+        sampled = turn % self._sample_every == 0 or ranks <= self._small_fleet
         # In brief a plan has its winner and the next one, not what another router chose.
         sampled = sampled or (choice is not None and not _as_predicted(plan, choice))
         kept = _remember(plan, at, sampled=sampled, choice=choice)
         self._plans[turn] = kept
         self._by_id[kept.id] = (*self._by_id.get(kept.id, ()), turn)
         self.size += kept.size
-        for column in kept.columns():
-            plans = self._columns.get(id(column), 0)
-            if not plans:
-                self.size += _CANDIDATE * len(column)
-                self._hold(column)
-            self._columns[id(column)] = plans + 1
-        self._hold(kept.cards())
-        self._make_room()
+        held = self._columns
+        for hop in (kept.prefill, kept.decode):
+            if isinstance(hop, PackedHop):
+                key = id(hop.workers)
+                plans = held.get(key, 0)
+                if not plans:
+                    self.size += _CANDIDATE * len(hop.workers)
+                    self._hold(hop.workers)
+                held[key] = plans + 1
+        cards = kept.cards()
+        if cards:
+            self._hold(cards)
+        if self.size > self.max_bytes:
+            self._make_room()
         if self._waiting:
             _release_all(self._waiting)
         if self._waiting_ends:
@@ -244,7 +249,8 @@ class DecisionMemory(ServiceObserver):
         self._responses[decision_id] = response
         self._ends.append(decision_id)
         self.ended += 1
-        self._make_room()
+        if self.size > self.max_bytes:
+            self._make_room()
         if self._waiting_ends:
             _release_all(self._waiting_ends)
 
@@ -379,12 +385,14 @@ class DecisionMemory(ServiceObserver):
         kept = self._plans.pop(turn)
         self.size -= kept.size
         self.evicted += 1
-        for column in kept.columns():
-            self._columns[id(column)] -= 1
-            if not self._columns[id(column)]:
-                del self._columns[id(column)]
-                self.size -= _CANDIDATE * len(column)
-                self._release(column)
+        for hop in (kept.prefill, kept.decode):
+            if isinstance(hop, PackedHop):
+                column = hop.workers
+                self._columns[id(column)] -= 1
+                if not self._columns[id(column)]:
+                    del self._columns[id(column)]
+                    self.size -= _CANDIDATE * len(column)
+                    self._release(column)
         self._release(kept.cards())
         left = self._by_id[kept.id][1:]
         if left:
@@ -394,7 +402,8 @@ class DecisionMemory(ServiceObserver):
             response = self._responses.pop(kept.id, None)
             self.size -= 0 if response is None else _response_size(response)
 
-    def _hold(self, workers: Iterable[Worker]) -> None:
+    def _hold(self, workers: Sequence[Worker]) -> None:
+        """Count the cards of the workers, which may be named repeatedly."""
         cards = self._cards
         for key in map(id, workers):
             holders = cards.get(key, 0)
@@ -409,12 +418,6 @@ class DecisionMemory(ServiceObserver):
             if not cards[key]:
                 del cards[key]
                 self.size -= _CARD
-
-
-def _ranks(plan: RoutingPlan) -> int:
-    """Ranks at the entry of the plan's first filter."""
-    hop = plan.prefill or plan.decode
-    return hop.funnel[0].entered if hop is not None and hop.funnel else 0
 
 
 def _remember(plan: RoutingPlan, at: float, *, sampled: bool, choice: Choice | None) -> Remembered:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from dynctl.serving.telemetry.exposition import Counter, LabelValues
-from router_core import Decision, Router, RoutingPlan, Worker
+from router_core import Router, RoutingPlan, Worker
 
 #: Values of domains counted separately; further ones count under OTHER. Gauges have no such
 #: bound: they show the registered workers.
@@ -43,13 +43,8 @@ class DomainCounters:
         self._transfers = transfers
         self._values: set[tuple[str, str]] = set()
 
-    def hop(self, decision: Decision) -> None:
-        """Count a decided hop; a worker without domains is not counted."""
-        if decision.worker is not None:
-            self.chosen(decision.worker)
-
     def chosen(self, worker: Worker) -> None:
-        """Count a hop that chose the worker."""
+        """Count a hop that chose the worker; one without domains is not counted."""
         for domain, value in worker.domains.items():
             self._decisions.inc((domain, self._known(domain, value), worker.role.value))
 

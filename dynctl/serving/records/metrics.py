@@ -7,11 +7,11 @@ router's state is computed on a scrape.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections import Counter as Tally
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from aiohttp import web
 
@@ -27,6 +27,7 @@ from dynctl.serving.telemetry.exposition import (
     Counter,
     Histogram,
     LabelValues,
+    Observation,
     samples,
 )
 from dynctl.serving.telemetry.metric_families import families
@@ -81,6 +82,71 @@ STALL_S = 0.005
 CANARY_S = 0.010
 
 
+#: Labels of requests by whether they stream, and of what only the hop of the prompt has.
+_KINDS = ("unary", "stream")
+_PREFILL = ("prefill",)
+
+
+class _Counters(NamedTuple):
+    """The counters that each request adds to, so that none is looked up by its name."""
+
+    started: Counter
+    ended: Counter
+    hops: Counter
+    routed: Counter
+    decisions: Counter
+    output_tokens: Counter
+    cached_best: Counter
+    cached_selected: Counter
+    not_the_best: Counter
+
+
+#: Their names, in the order of the fields.
+_COUNTED = (
+    "dynamo_frontend_requests_started_total",
+    "dynamo_frontend_requests_total",
+    "dynamo_component_router_requests_started_total",
+    "dynamo_component_router_requests_total",
+    "dynctl_decisions_total",
+    "dynamo_frontend_output_tokens_total",
+    "dynamo_component_router_kv_best_eligible_cached_prefix_tokens_total",
+    "dynamo_component_router_kv_selected_cached_prefix_tokens_total",
+    "dynamo_component_router_non_max_overlap_selections_total",
+)
+
+
+class _Histograms(NamedTuple):
+    """The histograms of each request. ``prompt`` has a label for the hop; ``prompt_of_client`` does
+    not."""
+
+    first_token: Histogram
+    gap: Histogram
+    duration: Histogram
+    tokenize: Histogram
+    prompt_of_client: Histogram
+    cached: Histogram
+    output: Histogram
+    prompt: Histogram
+    hit_rate: Histogram
+    blocks_lost: Histogram
+    route_ms: Histogram
+
+
+_SEEN = (
+    "dynamo_frontend_time_to_first_token_seconds",
+    "dynamo_frontend_inter_token_latency_seconds",
+    "dynamo_frontend_request_duration_seconds",
+    "dynamo_frontend_tokenize_seconds",
+    "dynamo_frontend_input_sequence_tokens",
+    "dynamo_frontend_cached_tokens",
+    "dynamo_frontend_output_sequence_tokens",
+    "dynamo_component_router_input_sequence_tokens",
+    "dynamo_component_router_kv_hit_rate",
+    "dynamo_component_router_overlap_blocks_lost",
+    "dynamo_router_overhead_total_ms",
+)
+
+
 class Metrics(ServiceObserver):
     """The metrics of one process.
 
@@ -110,6 +176,8 @@ class Metrics(ServiceObserver):
                 self._histograms[name] = Histogram(family)
             elif family.kind == "counter" and name not in COUNTED_ELSEWHERE:
                 self._counters[name] = Counter(family)
+        self._counted = _Counters(*[self._counters[name] for name in _COUNTED])
+        self._seen = _Histograms(*[self._histograms[name] for name in _SEEN])
         self._open: dict[str, RequestRecord] = {}
         self._disconnected = 0
         self._last_isl: dict[tuple[WorkerWithDpRank, str], float] = {}
@@ -130,42 +198,44 @@ class Metrics(ServiceObserver):
         if record.decision_id in self._open:
             return
         self._open[record.decision_id] = record
-        self._counters["dynamo_frontend_requests_started_total"].inc(self._labels(record))
+        labels = (record.endpoint, self._model(record), _KINDS[record.stream])
+        self._counted.started.rows[labels] += 1
 
     def on_hop(self, decision: Decision, request: RoutingRequest, record: RequestRecord) -> None:
-        self.on_received(record)
-        counters = self._counters
-        counters["dynamo_component_router_requests_started_total"].inc()
-        phase, ref = decision.stage, decision.require()
-        where = (ref, worker_type(decision.stage))
-        self._last_isl[where] = decision.isl_tokens
-        self._histograms["dynamo_component_router_input_sequence_tokens"].observe(
-            decision.isl_tokens, (decision.model, phase)
-        )
-        self._domains.hop(decision)
-        if phase == "decode" or decision.inputs is None or not decision.overlap_modelled:
+        if record.decision_id not in self._open:
+            self.on_received(record)
+        winner = decision.winner
+        if winner is None:
             return
-        best = decision.inputs.most_overlap
-        mine = decision.overlap_blocks(decision.winner or 0)
-        blocks = math.ceil(decision.isl_tokens / decision.block_size)
-        self._histograms["dynamo_component_router_kv_hit_rate"].observe(
-            mine / blocks if blocks else 0.0
+        counts, stage, seen = self._counted, decision.stage, self._seen
+        counts.hops.rows[()] += 1
+        labels = (decision.model, stage)
+        self._last_isl[decision.refs[winner], worker_type(stage)] = decision.isl_tokens
+        self._domains.chosen(decision.workers[winner])
+        prompt = (seen.prompt, decision.isl_tokens, labels)
+        inputs = decision.inputs
+        if stage == "decode" or inputs is None or not decision.overlap_modelled:
+            Histogram.observe_each(prompt)
+            return
+        best, mine = inputs.most_overlap, inputs.overlap_blocks[winner]
+        size = decision.block_size
+        blocks = -(-decision.isl_tokens // size)
+        counts.cached_best.rows[labels] += best * size
+        counts.cached_selected.rows[labels] += mine * size
+        counts.not_the_best.rows[_PREFILL] += mine < best
+        Histogram.observe_each(
+            prompt,
+            (seen.hit_rate, mine / blocks if blocks else 0.0, ()),
+            (seen.blocks_lost, best - mine, _PREFILL),
         )
-        labels = (decision.model, phase)
-        name = "dynamo_component_router_kv_{}_cached_prefix_tokens_total"
-        counters[name.format("best_eligible")].inc(labels, best * decision.block_size)
-        counters[name.format("selected")].inc(labels, mine * decision.block_size)
-        lost = "dynamo_component_router_overlap_blocks_lost"
-        self._histograms[lost].observe(best - mine, ("prefill",))
-        missed = "dynamo_component_router_non_max_overlap_selections_total"
-        counters[missed].inc(("prefill",), int(mine < best))
 
     def on_decision(
         self, plan: RoutingPlan, request: RoutingRequest, record: RequestRecord
     ) -> None:
-        self.on_received(record)
+        if record.decision_id not in self._open:
+            self.on_received(record)
         final = plan.final
-        self._counters["dynctl_decisions_total"].inc((final.stage, final.outcome))
+        self._counted.decisions.rows[final.stage, final.outcome] += 1
         if plan.bypass is not None:
             verdict = (str(plan.bypass.bypassed).lower(), plan.bypass.reason)
             self._counters["dynctl_conditional_disagg_total"].inc(verdict)
@@ -173,9 +243,9 @@ class Metrics(ServiceObserver):
             labels = (record.endpoint, self._model(record))
             self._counters["dynamo_frontend_model_rejection_total"].inc(labels)
         if record.route_s:
-            overhead = self._histograms["dynamo_router_overhead_total_ms"]
-            overhead.observe(1000 * record.route_s)
-        self._domains.plan(plan)
+            self._seen.route_ms.observe(1000 * record.route_s)
+        if plan.prefill is not None:
+            self._domains.plan(plan)
 
     def on_choice(self, choice: Choice, verdict: str) -> None:
         """A Dynamo frontend chose, as `serve observe` saw it."""
@@ -190,50 +260,60 @@ class Metrics(ServiceObserver):
         if record.first_token_at is None:
             return
         waited = record.first_token_at - record.received_at
-        model = (self._model(record),)
-        self._histograms["dynamo_frontend_time_to_first_token_seconds"].observe(waited, model)
+        self._seen.first_token.observe(waited, (self._model(record),))
         hop = None if record.plan is None else record.plan.prefill or record.plan.decode
-        if hop is not None and hop.ref is not None:
-            self._last_ttft[hop.ref, worker_type(hop.stage)] = waited
+        if hop is not None and hop.winner is not None:
+            self._last_ttft[hop.refs[hop.winner], worker_type(hop.stage)] = waited
 
     def on_finished(self, record: RequestRecord) -> None:
-        self.on_received(record)
-        self._open.pop(record.decision_id, None)
-        name = self._model(record)
+        if self._open.pop(record.decision_id, None) is None:
+            self.on_received(record)
+            del self._open[record.decision_id]
+        counts, seen, plan = self._counted, self._seen, record.plan
+        refusal = None if plan is None else plan.refusal
+        # The model is known where there is a plan.
+        name = record.model if plan is not None and refusal is None else self._model(record)
         model = (name,)
-        error = error_type(record)
-        status = "success" if not error else "error"
-        self._counters["dynamo_frontend_requests_total"].inc((*self._labels(record), status, error))
+        error = "" if record.outcome == "success" else error_type(record)
+        kind, status = _KINDS[record.stream], "error" if error else "success"
+        counts.ended.rows[record.endpoint, name, kind, status, error] += 1
         if record.outcome == "cancelled":
             self._disconnected += 1
-        if record.plan is not None and record.plan.ok:
-            self._counters["dynamo_component_router_requests_total"].inc()
-        if record.queued_s is not None and record.plan is not None:
-            queue = record.plan.first.queue
-            labels = (record.plan.model, queue.policy_class if queue is not None else "")
+        if plan is not None and refusal is None:
+            counts.routed.rows[()] += 1
+        if record.queued_s is not None and plan is not None:
+            queue = plan.first.queue
+            labels = (plan.model, queue.policy_class if queue is not None else "")
             self._histograms["dynctl_router_queue_wait_seconds"].observe(record.queued_s, labels)
         ended = record.finished_at if record.finished_at is not None else self._service.clock()
-        seen = self._histograms
-        seen["dynamo_frontend_request_duration_seconds"].observe(ended - record.received_at, model)
+        observations: list[Observation] = [(seen.duration, ended - record.received_at, model)]
         if record.tokenize_s:
-            seen["dynamo_frontend_tokenize_seconds"].observe(record.tokenize_s)
-        if not record.answered or record.plan is None:
-            return
-        seen["dynamo_frontend_input_sequence_tokens"].observe(record.isl_tokens, model)
-        hop = record.plan.prefill or record.plan.decode
+            observations.append((seen.tokenize, record.tokenize_s, ()))
+        if plan is not None and record.answered:
+            observations += self._observe_answer(record, plan, model, ended)
+        Histogram.observe_each(*observations)
+
+    def _observe_answer(
+        self, record: RequestRecord, plan: RoutingPlan, model: tuple[str], ended: float
+    ) -> list[Observation]:
+        """Count the tokens of an answered request; returns what is to be observed of its prompt."""
+        seen, tokens = self._seen, record.output_tokens
+        observations: list[Observation] = [
+            (seen.prompt_of_client, record.isl_tokens, model),
+            (seen.output, tokens, model),
+        ]
+        hop = plan.prefill or plan.decode
         if hop is not None and hop.overlap_modelled:
-            seen["dynamo_frontend_cached_tokens"].observe(hop.cached_tokens, model)
-        tokens = record.output_tokens
-        seen["dynamo_frontend_output_sequence_tokens"].observe(tokens, model)
-        self._counters["dynamo_frontend_output_tokens_total"].inc(model, tokens)
+            observations.append((seen.cached, hop.cached_tokens, model))
+        self._counted.output_tokens.rows[model] += tokens
         if record.first_token_at is not None and tokens > 1 and record.output_events > 1:
             # The mean, once for each gap: the chunks of a stream are not timed one by one.
             mean = (ended - record.first_token_at) / (tokens - 1)
-            latency = seen["dynamo_frontend_inter_token_latency_seconds"]
-            latency.observe(mean, model, tokens - 1)
-            ref = record.plan.final.ref
-            if ref is not None:
-                self._last_itl[ref, worker_type(record.plan.final.stage)] = mean
+            seen.gap.observe(mean, model, tokens - 1)
+            final = plan.final
+            if final.winner is not None:
+                self._last_itl[final.refs[final.winner], worker_type(final.stage)] = mean
+        return observations
 
     async def watch_event_loop(self) -> None:
         """The canary: sleeps 10 ms repeatedly and records the delay of its wake-ups."""
@@ -469,13 +549,9 @@ class Metrics(ServiceObserver):
             values = {(row.worker, row.role): getattr(row, f"{name}_tokens") for row in rows}
             yield self._text(f"dynctl_worker_{name}_cached_tokens_total", values.items())
 
-    def _labels(self, record: RequestRecord) -> tuple[str, str, str]:
-        kind = "stream" if record.stream else "unary"
-        return record.endpoint, self._model(record), kind
-
     def _model(self, record: RequestRecord) -> str:
         # Clients choose the name: an unknown one must not create a series.
-        if record.plan is not None and record.plan.ok:
+        if record.plan is not None and record.plan.refusal is None:
             return record.model
         known = self._service.router.registry.model(record.model)
         return record.model if known else UNKNOWN_MODEL

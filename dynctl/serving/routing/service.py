@@ -505,7 +505,9 @@ class RoutingService:
     def decided(self, plan: RoutingPlan, request: RoutingRequest, record: RequestRecord) -> None:
         """Notify the observers of the plan that the request is dispatched by."""
         record.plan = plan
-        record.unused = request.queue_fields if plan.first.queue is None else ""
+        first = plan.prefill or plan.decode
+        queued = first is not None and first.queue is not None
+        record.unused = "" if queued else request.queue_fields
         if record.unused and not self._queue_named:
             self._queue_named = True
             _log.warning(

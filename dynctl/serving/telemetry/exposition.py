@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from dynctl.base.terminal import escaped
 
@@ -54,19 +55,23 @@ class Family:
 
 
 class Counter:
-    """Numbers by label values; only ever grows."""
+    """Numbers by label values; only ever grows. What counts often adds to ``rows`` itself."""
 
     __slots__ = ("family", "rows")
 
     def __init__(self, family: Family) -> None:
         self.family = family
-        self.rows: dict[LabelValues, float] = {}
+        self.rows: defaultdict[LabelValues, float] = defaultdict(int)
 
     def inc(self, values: LabelValues = (), by: float = 1) -> None:
-        self.rows[values] = self.rows.get(values, 0) + by
+        self.rows[values] += by
 
     def text(self) -> str:
         return samples(self.family, self.rows.items())
+
+
+Observation: TypeAlias = "tuple[Histogram, float, LabelValues]"
+"""A value of a histogram, with the values of its labels."""
 
 
 class Histogram:
@@ -89,6 +94,16 @@ class Histogram:
             row = self._row(values)
         row[bisect_left(self._bounds, value)] += times
         row[-1] += value * times
+
+    @staticmethod
+    def observe_each(*observations: Observation) -> None:
+        """Count one value in each of some histograms, in less time than with a call for each."""
+        for histogram, value, values in observations:
+            row = histogram.rows.get(values)
+            if row is None:
+                row = histogram._row(values)
+            row[bisect_left(histogram._bounds, value)] += 1
+            row[-1] += value
 
     def text(self) -> str:
         family, lines = self.family, [self.family.header()]

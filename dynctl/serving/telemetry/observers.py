@@ -1,6 +1,6 @@
 """The events of requests and the fleet that metrics, logs and the decision memory observe."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Concatenate, Final, ParamSpec, Protocol
 
@@ -134,8 +134,10 @@ class RequestRecord:
         if self.first_token_at is not None and (self.stream or elsewhere):
             first_output_s = self.first_token_at - self.received_at
         prompt = self.prompt_tokens
-        if prompt is None and self.plan is not None and self.plan.first.overlap_modelled:
-            prompt = self.isl_tokens or None
+        plan = self.plan
+        if prompt is None and plan is not None:
+            hop = plan.prefill or plan.decode
+            prompt = (self.isl_tokens or None) if hop is not None and hop.overlap_modelled else None
         self.response = ClientResponse(
             state,
             status,
@@ -166,8 +168,9 @@ class RequestRecord:
         """The requests to engines: those that failed, then the hops of the last plan."""
         failed = tuple(EngineAttempt(*attempt) for attempt in self.attempts)
         plan = self.plan
-        # With a plan that waits the client left the router queue.
-        if plan is None or state == "refused" or (state == "failed" and failed) or plan.waits:
+        if plan is None or state == "refused" or (state == "failed" and failed):
+            return failed
+        if self.dispatched_at is None and plan.waits:  # the client left the router queue
             return failed
         hops = [hop for hop in (plan.prefill, plan.decode) if hop is not None]
         broken = hops[-1] if hops and state in ("cut", "failed") else None
@@ -221,33 +224,54 @@ class ServiceObserver:
 def _notify_each(
     hook: Callable[Concatenate[ServiceObserver, _Hook], None],
 ) -> Callable[Concatenate["Observers", _Hook], None]:
-    """The method of :class:`Observers` that calls a hook of each."""
+    """The method of :class:`Observers` that calls a hook of each observer that has it."""
     name = hook.__name__
 
     def notify(observers: "Observers", /, *values: _Hook.args, **named: _Hook.kwargs) -> None:
-        for observer in observers:
+        for observer, listen in observers.listening[name]:
             try:
-                getattr(observer, name)(*values, **named)
+                listen(*values, **named)
             except Exception as error:
                 observers.failed(observer, error)
 
     return notify
 
 
-class Observers(list[ServiceObserver]):
+class Observers:
     """The observers of a service, in the order in which they are notified.
 
     An observer that fails changes nothing for the request that it observes: ``failed(observer,
-    error)`` reports it, and the next one is notified.
+    error)`` reports it, and the next one is notified. ``listening``: name of a hook -> the
+    observers that override it, each with its method.
     """
 
-    def __init__(
-        self,
-        failed: Callable[[object, Exception], None],
-        members: Iterable[ServiceObserver] = (),
-    ) -> None:
-        super().__init__(members)
+    def __init__(self, failed: Callable[[object, Exception], None]) -> None:
         self.failed = failed
+        self._members: tuple[ServiceObserver, ...] = ()
+        self.listening: dict[str, tuple[tuple[ServiceObserver, Callable[..., None]], ...]] = {}
+        self._set(())
+
+    def __iter__(self) -> Iterator[ServiceObserver]:
+        return iter(self._members)
+
+    def __iadd__(self, observers: Iterable[ServiceObserver]) -> "Observers":
+        self._set((*self._members, *observers))
+        return self
+
+    def append(self, observer: ServiceObserver) -> None:
+        self._set((*self._members, observer))
+
+    def remove(self, observer: ServiceObserver) -> None:
+        self._set(tuple(member for member in self._members if member is not observer))
+
+    def _set(self, members: tuple[ServiceObserver, ...]) -> None:
+        self._members = members
+        for name, inherited in _HOOKS.items():
+            self.listening[name] = tuple(
+                (member, getattr(member, name))
+                for member in members
+                if getattr(type(member), name, None) is not inherited
+            )
 
     received = _notify_each(ServiceObserver.on_received)
     prepared = _notify_each(ServiceObserver.on_prepared)
@@ -258,3 +282,9 @@ class Observers(list[ServiceObserver]):
     response = _notify_each(ServiceObserver.on_response)
     condition = _notify_each(ServiceObserver.on_condition)
     note = _notify_each(ServiceObserver.on_note)
+
+
+#: The hooks that an observer may override, by their names.
+_HOOKS: Final = {
+    name: hook for name, hook in vars(ServiceObserver).items() if name.startswith("on_")
+}

@@ -11,7 +11,7 @@ from dynctl.documents.decisions import decision_row
 from dynctl.documents.route_of_plan import decision_result
 from dynctl.documents.route_result import PrefillPrediction
 from dynctl.serving.records.decision_memory import DecisionMemory
-from dynctl.serving.records.decision_storage import BriefHop, brief, pack
+from dynctl.serving.records.decision_storage import BriefHop, PackedHop, brief, pack
 from dynctl.serving.routing.prompts import NOT_MODELLED
 from dynctl.serving.telemetry.observers import RequestRecord
 from router_core import Booked, PredictedPrefill, WorkerLost, WorkerUpserted, constraints, flip
@@ -266,7 +266,8 @@ def test_the_oldest_leave_and_their_ids_with_them():
     assert memory.get("p0") is None
     assert memory.get("p99") is not None
     kept = memory.recent(1000)
-    columns = {id(column): column for one in kept for column in one.columns()}
+    hops = [hop for one in kept for hop in (one.prefill, one.decode)]
+    columns = {id(hop.workers): hop.workers for hop in hops if isinstance(hop, PackedHop)}
     cards = {id(worker) for one in kept for worker in one.cards()}
     cards |= {id(worker) for column in columns.values() for worker in column}
     candidates = sum(map(len, columns.values()))

@@ -191,12 +191,12 @@ async def test_a_cursor_of_another_process_reads_from_the_start():
 async def test_an_answer_waits_for_the_next_decision():
     async with serving() as (client, service):
         waiting = asyncio.create_task(client.get("/v1/decisions?since=0&wait=20"))
-        while not service.observers[0]._waiting:  # type: ignore[attr-defined]  # noqa: ASYNC110
+        while not next(iter(service.observers))._waiting:  # type: ignore[attr-defined]  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         decide(service, "late")
         got = await (await waiting).json()
         assert [row["id"] for row in got["decisions"]] == ["late"]
-        assert service.observers[0]._waiting == []  # type: ignore[attr-defined]
+        assert next(iter(service.observers))._waiting == []  # type: ignore[attr-defined]
 
 
 async def test_only_so_many_wait():
@@ -234,7 +234,7 @@ async def test_the_preference_of_the_newest_plan_of_each_domain():
         worker(3, "decode", zone="zone-b"),
     ]
     async with serving(*workers) as (client, service):
-        service.observers[0]._small_fleet = 64  # type: ignore[attr-defined]
+        next(iter(service.observers))._small_fleet = 64  # type: ignore[attr-defined]
         for number in range(3):
             wanted = request(request_id=f"r{number}")
             record = RequestRecord(wanted.id, "q", "chat_completions", 0.0, 1.0, model="tiny")

@@ -132,7 +132,9 @@ def record(request_id="r1", **fields):
 
 def serve_one(made, metrics, one, *, end=99.0, **fields):
     """One request through plan, booking and end, as the frontend does it."""
-    made.observers[:] = [metrics]
+    for observer in made.observers:
+        made.observers.remove(observer)
+    made.observers.append(metrics)
     wanted = request(request_id=one.decision_id, **fields)
     plan = made.plan(wanted)
     for hop in (plan.prefill, plan.decode):
@@ -374,7 +376,8 @@ def test_domain_values_are_bounded():
     domains = DomainCounters(counted, Counter(other))
     for i in range(MAX_VALUES + 50):
         made = service(worker(1, zone=f"z{i}"))
-        domains.hop(made.plan(request()).final)
+        (chosen,) = made.router.registry
+        domains.chosen(chosen)
     assert len(counted.rows) == MAX_VALUES + 1
     assert counted.rows["zone", OTHER, "aggregated"] == 50
 

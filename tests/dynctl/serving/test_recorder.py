@@ -160,7 +160,7 @@ async def test_nothing_is_left_of_a_recording_that_ended(tmp_path: Path):
         assert (await running).records > 0
         sink.close()
         assert fleet.service.taps == ()
-        assert fleet.service.observers == before
+        assert list(fleet.service.observers) == before
         assert fleet.frontend.administration.recordings.active == []
 
 
