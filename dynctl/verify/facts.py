@@ -94,7 +94,8 @@ class ClusterFacts:
     ``operator_accounts``, ``worker_accounts``: permissions of their service accounts.
     ``grove_sets``: names of the PodCliqueSets, as ``namespace/name``. ``other_pods``: existing pods
     that own metadata and are not among ``pods``, looked up only with ``wanted``. ``files``,
-    ``logs``: only of the pods whose files and logs were read.
+    ``logs``: only of the pods whose files and logs were read. ``silent_nodes``: node -> how it is
+    known that its kubelet does not respond.
     """
 
     title: str
@@ -119,6 +120,7 @@ class ClusterFacts:
     other_pods: Listing[PodKey] = ()
     files: Mapping[PodKey, Mapping[str, TopologyFile] | Unread] = field(default_factory=dict)
     logs: Mapping[PodKey, StartLog | Unread] = field(default_factory=dict)
+    silent_nodes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

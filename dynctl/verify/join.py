@@ -69,6 +69,11 @@ class VerifiedGraph:
         namespace, _, name = self.name.rpartition("/")
         return f"DynamoGraphDeployment {name}.{namespace}"
 
+    @property
+    def short_name(self) -> str:
+        """The subject without the kind: ``my-llm.prod``."""
+        return self.subject.partition(" ")[2]
+
 
 @dataclass(frozen=True, slots=True)
 class JoinedFacts:

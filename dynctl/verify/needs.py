@@ -13,7 +13,6 @@ from dynctl.health.facts import Unread
 from dynctl.verify.chain import WorkerChain
 from dynctl.verify.facts import ClusterFacts, PodKey
 from dynctl.verify.join import JoinedFacts, VerifiedGraph
-from dynctl.verify.wording import short
 from dynctl.wire.kubernetes.objects import Pod
 
 _ENDED: Final = ("Succeeded", "Failed")
@@ -112,8 +111,9 @@ def unlabelled_graphs(joined: JoinedFacts) -> list[str]:
     cluster = joined.cluster
     if cluster is None or not isinstance(cluster.topologies, Unread):
         return []
+    why = cluster.topologies.why
     return [
-        f"{short(graph)}: the levels of {graph.policy.cluster_topology}: {cluster.topologies.why}"
+        f"{graph.short_name}: the levels of {graph.policy.cluster_topology}: {why}"
         for graph in joined.governed
         if graph.policy is not None and graph.policy.source is None
     ]

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Final
 
 from dynctl.findings.runner import Found, Outcome, Passed, Skipped, Wrong, outcome
-from dynctl.verify.join import VerifiedGraph
 
 _LONGEST_EXCERPT: Final = 200
 
@@ -65,11 +64,6 @@ def by_graph(texts: Iterable[tuple[str, str]]) -> str:
     """``kubernetes``; with several graphs ``my-llm.prod: kubernetes, ..``."""
     each = list(texts)
     return each[0][1] if len(each) == 1 else some(f"{name}: {text}" for name, text in each)
-
-
-def short(graph: VerifiedGraph) -> str:
-    """The graph's subject without the kind: ``my-llm.prod``."""
-    return graph.subject.partition(" ")[2]
 
 
 def quote(value: str) -> str:

@@ -236,6 +236,33 @@ def test_a_version_that_is_kept_secret_hinders_nothing(
     assert ran.checks["DYT0001"]["message"] == "version unknown"
 
 
+@pytest.mark.parametrize("seconds", [30, 0], ids=["silent", "refused"])
+def test_a_stopped_kubelet_is_named_and_asked_once(
+    secure: Simulation, kubeconfig: Path, dynctl: Run, seconds: float
+) -> None:
+    nodes = {
+        pod["metadata"]["name"]: pod["spec"]["nodeName"]
+        for pod in secure.store.list("Pod", "prod")
+        if "frontend" not in pod["metadata"]["name"]
+    }
+    node = nodes["my-llm-decode-a-0"]
+    fault = secure.server.faults.stop_kubelet(node, seconds)
+    ran = dynctl(*VERIFY, "--timeout", "2", "-o", "json")
+    secure.server.faults.clear()
+
+    reason = "no response within 2 s; the API server responds"
+    if not seconds:
+        refused = "dial tcp 192.0.2.7:10250: connect: connection refused"
+        reason = f"error dialing backend: {refused}"
+    there = sorted(name for name in nodes if nodes[name] == node)
+    assert len(there) > 1
+    silent = f"node {node} does not respond to exec ({reason}): {', '.join(there)} not read"
+    assert ran.checks["DYT0503"]["message"] == f"files: {silent}"
+    assert ran.checks["DYT0602"]["message"] == f"logs: {silent}"
+    assert "is not reachable" not in ran.out
+    assert fault.met == 1
+
+
 # -- a cluster without Dynamo ----------------------------------------------------------------------
 
 

@@ -44,7 +44,7 @@ from dynctl.verify.registration import (
     registrations_read,
     wrong_ids,
 )
-from dynctl.verify.wording import excerpt, short, some, tally
+from dynctl.verify.wording import excerpt, some, tally
 from router_core import TOPOLOGY_PREFIX, Role, topology_of
 
 NO_ROUTER: Final = (
@@ -120,12 +120,13 @@ def _add_pools_of_graph(joined: JoinedFacts, graph: VerifiedGraph, ready: Ready)
     ready.unread += cards.unread
     gap = _gap_of_graph(graph, members)
     if gap:
-        ready.gaps.append((policy, f"{short(graph)}: {gap}"))
+        ready.gaps.append((policy, f"{graph.short_name}: {gap}"))
         return
     by_model = _by_model(worker for worker in cards.workers if _serves(worker))
     if not by_model and not cards.unread:
         why = some(sorted(set(cards.elsewhere))) or "DYT0702"
-        ready.gaps.append((policy, f"{short(graph)}: no worker is ready and registered ({why})"))
+        gap = f"{graph.short_name}: no worker is ready and registered ({why})"
+        ready.gaps.append((policy, gap))
     for model, pairs in sorted(by_model.items()):
         which = f" for {model}" if len(by_model) > 1 else ""
         ready.pools.append(_pool(graph.subject, policy, pairs, which))

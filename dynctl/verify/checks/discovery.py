@@ -38,7 +38,7 @@ from dynctl.verify.registration import (
     wrong_ids,
 )
 from dynctl.verify.root_causes import log_of
-from dynctl.verify.wording import age, by_graph, excerpt, many, short, some, tally
+from dynctl.verify.wording import age, by_graph, excerpt, many, some, tally
 from dynctl.wire.kubernetes.names import DISCOVERY_BACKEND_LABEL
 from dynctl.wire.kubernetes.objects import Pod
 from dynctl.wire.kubernetes.worker_metadata import GROUP, PLURAL, WorkerMetadata, instance_id
@@ -66,7 +66,7 @@ def _one_backend(joined: JoinedFacts) -> Outcome:
         of_frontends = Counter(filter(None, map(backend_of, graph.frontends)))
         source = "the frontend" if of_frontends else "the majority of its graph"
         wanted, _ = (of_frontends or Counter(backends.values())).most_common(1)[0]
-        expected.append((short(graph), wanted))
+        expected.append((graph.short_name, wanted))
         for subject, backend in backends.items():
             if backend != wanted:
                 wrong.append(found(subject, backend=backend, wanted=wanted, of=source))

@@ -28,7 +28,7 @@ from dynctl.verify.needs import (
     live,
     unlabelled_graphs,
 )
-from dynctl.verify.wording import excerpt, short, some
+from dynctl.verify.wording import excerpt, some
 from dynctl.wire.kubernetes.names import ENABLE_GROVE_ANNOTATION, GRAPH_LABEL
 from dynctl.wire.kubernetes.objects import Node, Pod
 
@@ -151,7 +151,7 @@ def _candidates_labelled(joined: JoinedFacts) -> Outcome:
     unread = unlabelled_graphs(joined)
     for key, uses in _by_key(joined).items():
         unread += [
-            f"{short(use.graph)}: the nodes for its workers are unknown"
+            f"{use.graph.short_name}: the nodes for its workers are unknown"
             for use in uses
             if not use.graph.graph
         ]

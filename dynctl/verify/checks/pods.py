@@ -30,7 +30,7 @@ from dynctl.verify.needs import (
 )
 from dynctl.verify.pod_spec import annotation_differences, engine, is_untouched
 from dynctl.verify.root_causes import held_up_by, stuck_at_start
-from dynctl.verify.wording import age, by_graph, count_of, many, quote, short, some, tally
+from dynctl.verify.wording import age, by_graph, count_of, many, quote, some, tally
 from dynctl.wire.kubernetes.names import LABEL_MISSING_REASON, WORKER_HASH_LABEL
 from dynctl.wire.kubernetes.objects import Pod, PodEvent
 
@@ -49,7 +49,8 @@ def _has_pods(joined: JoinedFacts) -> Outcome:
         if not pods and wanted and not _is_deleted(graph):
             namespace, _, name = graph.name.rpartition("/")
             wrong.append(found(graph.subject, wanted=wanted, name=name, namespace=namespace))
-        counts.append((short(graph), f"{pods:,}" if wanted is None else f"{pods:,} of {wanted:,}"))
+        of = "" if wanted is None else f" of {wanted:,}"
+        counts.append((graph.short_name, f"{pods:,}{of}"))
     return outcome(wrong, summary=by_graph(counts))
 
 

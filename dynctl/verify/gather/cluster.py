@@ -25,6 +25,7 @@ from dynctl.verify.facts import (
     VerifyFacts,
 )
 from dynctl.verify.gather.expected_graphs import expect_graphs
+from dynctl.verify.gather.kubelets import Kubelets
 from dynctl.verify.gather.permissions import (
     GRAPHS,
     METADATA,
@@ -94,18 +95,13 @@ def _with_files_and_logs(cluster: Cluster, wanted: Wanted, facts: VerifyFacts) -
     if facts.cluster is None:
         return facts
     joined = join(facts)
+    with_files = chosen_workers(joined, wanted.exec)
+    with_logs = chosen_workers(joined, wanted.logs)
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="dynctl-verify") as pool:
-        files = pool.map(
-            lambda worker: read_files(cluster, worker), chosen_workers(joined, wanted.exec)
-        )
-        logs = pool.map(
-            lambda worker: read_start(cluster, worker), chosen_workers(joined, wanted.logs)
-        )
-        complete = replace(
-            facts.cluster,
-            files=dict(files),
-            logs=dict(logs),
-        )
+        kubelets = Kubelets(cluster, pool, (*with_files, *with_logs))
+        files = kubelets.read("exec", read_files, with_files)
+        logs = kubelets.read("log", read_start, with_logs)
+    complete = replace(facts.cluster, files=files, logs=logs, silent_nodes=kubelets.silent)
     return replace(facts, cluster=complete)
 
 

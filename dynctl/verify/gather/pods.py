@@ -19,8 +19,7 @@ from dynctl.base.errors import Unreachable, file_problem
 from dynctl.base.files import read_file
 from dynctl.health.facts import Unread
 from dynctl.verify.chain import LinkName, WorkerChain
-from dynctl.verify.facts import MountFacts, PodKey, StartLog, TopologyFile
-from dynctl.verify.gather.permissions import unread
+from dynctl.verify.facts import MountFacts, StartLog, TopologyFile
 from dynctl.verify.join import JoinedFacts
 from dynctl.wire.dynamo.worker_log import StartLines, read_start_log
 from dynctl.wire.kubernetes.names import MOUNT_PATH
@@ -53,25 +52,22 @@ def topology_file(content: bytes) -> TopologyFile:
     return TopologyFile(decoded)
 
 
-def read_files(
-    cluster: Cluster, worker: WorkerChain
-) -> tuple[PodKey, Mapping[str, TopologyFile] | Unread]:
-    """The files of the pod's mount by name: all domains of its policy, and others there."""
+def read_files(cluster: Cluster, worker: WorkerChain) -> Mapping[str, TopologyFile] | Unread:
+    """The files of the pod's mount by name: all domains of its policy, and others there.
+
+    Raises ClusterRefusal or Unreachable.
+    """
     pod, policy = worker.pod, worker.policy
     if pod is None or policy is None or pod.main is None:
-        return _key(worker), Unread("it has no container named main")
+        return Unread("it has no container named main")
     if not worker.running:
-        return _key(worker), Unread("its container does not run")
+        return Unread("its container does not run")
     mount = (pod.main.env.get("DYN_TOPOLOGY_MOUNT_PATH") or MOUNT_PATH).rstrip("/") or "/"
     domains = {policy.domain: None, **dict.fromkeys(policy.sources)}
-    files: dict[str, TopologyFile] = {}
-    try:
-        for domain in domains:
-            files[domain] = _read_file(cluster, pod, pod.main.name, f"{mount}/{domain}")
-    except (ClusterRefusal, Unreachable) as refusal:
-        # An unreachable node must not hide the pods of other nodes.
-        return _key(worker), _why(refusal)
-    return _key(worker), {**files, **_others(cluster, pod, pod.main.name, mount, domains)}
+    files = {
+        domain: _read_file(cluster, pod, pod.main.name, f"{mount}/{domain}") for domain in domains
+    }
+    return {**files, **_others(cluster, pod, pod.main.name, mount, domains)}
 
 
 def _read_file(cluster: Cluster, pod: Pod, container: str, path: str) -> TopologyFile:
@@ -105,24 +101,23 @@ def _others(
     return contents
 
 
-def read_start(cluster: Cluster, worker: WorkerChain) -> tuple[PodKey, StartLog | Unread]:
-    """The topology lines at the start of the pod's log, and of its previous run if there is one."""
+def read_start(cluster: Cluster, worker: WorkerChain) -> StartLog | Unread:
+    """The topology lines at the start of the pod's log, and of its previous run if there is one.
+
+    Raises ClusterRefusal or Unreachable.
+    """
     pod = worker.pod
     if pod is None or pod.main is None:
-        return _key(worker), Unread("it has no container named main")
+        return Unread("it has no container named main")
     earlier = StartLines()
-    try:
-        now = _lines(cluster, pod, pod.main.name, previous=False)
-        if pod.main.last_end is not None and pod.main.restarts > 0:
-            earlier = _lines(cluster, pod, pod.main.name, previous=True)
-    except (ClusterRefusal, Unreachable) as refusal:
-        return _key(worker), _why(refusal)
-    log = replace(
+    now = _lines(cluster, pod, pod.main.name, previous=False)
+    if pod.main.last_end is not None and pod.main.restarts > 0:
+        earlier = _lines(cluster, pod, pod.main.name, previous=True)
+    return replace(
         StartLog() if now.config is None else _log_of_config(now.config),
         timed_out=now.timed_out or earlier.timed_out,
         not_persisted=now.not_persisted or earlier.not_persisted,
     )
-    return _key(worker), log
 
 
 def _log_of_config(config: Mapping[str, Any]) -> StartLog:
@@ -142,14 +137,6 @@ def _lines(cluster: Cluster, pod: Pod, container: str, *, previous: bool) -> Sta
         pod.namespace, pod.name, container, previous=previous, max_bytes=_LOG_BYTES
     )
     return read_start_log(lines)
-
-
-def _why(problem: ClusterRefusal | Unreachable) -> Unread:
-    return unread(problem) if isinstance(problem, ClusterRefusal) else Unread(problem.message)
-
-
-def _key(worker: WorkerChain) -> PodKey:
-    return ("", "") if worker.pod is None else (worker.pod.namespace, worker.pod.name)
 
 
 # -- which pods are read ---------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from dynctl.sources.dynamo.frontend import DynamoFrontend
 from dynctl.sources.dynamo.frontend_pods import MOST_FRONTENDS, Reach, Reached, reached
 from dynctl.sources.dynamo.frontends import with_name
 from dynctl.verify.facts import ProbeAnswer, RouterView
+from dynctl.verify.gather.kubelets import why_silent
 from dynctl.verify.gather.permissions import unread
 from dynctl.verify.join import JoinedFacts
 from dynctl.wire.kubernetes.objects import Pod
@@ -58,12 +59,13 @@ def read_routers(
     """The workers of each frontend, and the responses to live requests (None if not sent)."""
     views: list[RouterView] = []
     answers: list[ProbeAnswer] = []
+    silent = {} if joined.cluster is None else dict(joined.cluster.silent_nodes)
     for place in _places(routers, joined)[:MOST_FRONTENDS]:
-        workers = _query(routers, place, cluster, partial(_workers, name=place.name))
+        workers = _query(routers, place, cluster, partial(_workers, name=place.name), silent)
         views.append(RouterView(place.name, place.graph, workers))
         if routers.probe:
             send = partial(_probe, routers, name=place.name)
-            sent = _query(routers, place, cluster, send)
+            sent = _query(routers, place, cluster, send, silent)
             answers += [ProbeAnswer(place.name, 0, sent.why)] if isinstance(sent, Unread) else sent
     return tuple(views), tuple(answers) if routers.probe else None
 
@@ -82,27 +84,41 @@ def _places(routers: Routers, joined: JoinedFacts) -> list[_Place]:
 
 
 def _query(
-    routers: Routers, place: _Place, cluster: Cluster | None, query: Callable[[DynamoFrontend], T]
+    routers: Routers,
+    place: _Place,
+    cluster: Cluster | None,
+    query: Callable[[DynamoFrontend], T],
+    silent: dict[str, str],
 ) -> T | Unread:
+    """``silent``: nodes whose kubelet does not respond; a new one is added."""
     url = place.name
+    node = "" if place.pod is None else place.pod.node
+    if node in silent and routers.reach == "port-forward":
+        return Unread(f"{place.name}: {silent[node]}")
     try:
-        with _way(routers, place, cluster) as way:
+        with _way(routers, place, cluster, reaches_kubelet=node not in silent) as way:
             url = way.urls[0]
             return query(DynamoFrontend(url, routers.timeout))
-    except DynctlError as error:
-        message = with_name(error.message, url, place.name)
+    except (DynctlError, ClusterRefusal) as problem:
+        if node not in silent and cluster is not None and url == place.name:
+            silence = why_silent(cluster, node, "port-forward", problem)
+            silent |= {node: silence} if silence else {}
+        if node in silent:
+            return Unread(f"{place.name}: {silent[node]}")
+        if isinstance(problem, ClusterRefusal):
+            return Unread(f"{place.name}: {unread(problem).why}", "or specify it: --frontend URL")
+        message = with_name(problem.message, url, place.name)
         named = message if place.name in message else f"{place.name}: {message}"
-        return Unread(named, error.hint)
-    except ClusterRefusal as refusal:
-        return Unread(f"{place.name}: {unread(refusal).why}", "or specify it: --frontend URL")
+        return Unread(named, problem.hint)
 
 
 def _way(
-    routers: Routers, place: _Place, cluster: Cluster | None
+    routers: Routers, place: _Place, cluster: Cluster | None, *, reaches_kubelet: bool
 ) -> AbstractContextManager[Reached]:
+    """``reaches_kubelet``: whether port-forward can work."""
     if place.pod is None or cluster is None:
         return nullcontext(Reached([place.name], direct=True))
-    return reached(cluster, [place.pod], routers.reach)
+    return reached(cluster, [place.pod], routers.reach if reaches_kubelet else "direct")
 
 
 def _workers(frontend: DynamoFrontend, name: str) -> frozenset[int] | Unread:

@@ -8,6 +8,7 @@ from tests.kube.api_server.status import REASONS, StatusError
 
 HANG = "hang"
 DELAY = "delay"
+STOPPED_KUBELET = "stopped kubelet"
 ANSWER = "answer"
 EXPIRE_WATCH = "expire watch"
 EXPIRE_CONTINUE = "expire continue"
@@ -70,6 +71,10 @@ class Faults:
     ) -> Fault:
         """Say nothing for ``seconds``, then drop the connection."""
         return self._add(Fault(HANG, prefix, method, times, seconds=seconds))
+
+    def stop_kubelet(self, node: str, seconds: float) -> Fault:
+        """exec, log and port-forward of the node's pods: silence, then the API server's refusal."""
+        return self._add(Fault(STOPPED_KUBELET, node, seconds=seconds))
 
     def delay(
         self, prefix: str, seconds: float, *, times: int | None = None, method: str | None = None

@@ -1,5 +1,6 @@
 """Handle one request: routing, authorization, then the verb."""
 
+import asyncio
 import contextlib
 from collections.abc import Callable
 from typing import Any
@@ -10,12 +11,13 @@ from aiohttp import web
 from tests.kube.api_server import discovery, listing, rbac, streams, watching
 from tests.kube.api_server.bodies import Shaper, answer, body_of
 from tests.kube.api_server.conformance import Writer
-from tests.kube.api_server.faults import EXPIRE_CONTINUE, EXPIRE_WATCH, Faults
+from tests.kube.api_server.faults import EXPIRE_CONTINUE, EXPIRE_WATCH, STOPPED_KUBELET, Faults
 from tests.kube.api_server.parameters import flag
 from tests.kube.api_server.rbac import Attributes, Authorizer, User
 from tests.kube.api_server.routing import NoSuchPath, Target, target_of
 from tests.kube.api_server.status import (
     Cause,
+    StatusError,
     bad_request,
     conflict,
     invalid,
@@ -255,6 +257,12 @@ class Handlers:
             )
             self._authorizer.demand(user, target.resource, creating)
         pod = self._store.read(target.resource, "v1", target.place)
+        node = pod["spec"].get("nodeName", "")
+        fault = self._faults.take(node, request.method, STOPPED_KUBELET) if node else None
+        if fault is not None:
+            await asyncio.sleep(fault.seconds)
+            message = "error dialing backend: dial tcp 192.0.2.7:10250: connect: connection refused"
+            raise StatusError(500, "InternalError", message, {})
         if target.subresource == "log":
             text = streams.log_text(self.logs, pod, request.query)
             return web.Response(text=text, content_type="text/plain")
