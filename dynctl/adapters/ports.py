@@ -398,6 +398,11 @@ class RequestPlaneError(Exception):
         self.kind = kind
 
 
+class PlaneInterrupted(RequestPlaneError):
+    """What is between us and all workers was lost while the request was on its way: the worker may
+    have it, and it can be sent again, since only one response to it is taken."""
+
+
 class NotCalledBack(RequestPlaneError):
     """A worker accepted the request but did not connect back: the way back is blocked."""
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from dynctl.adapters.nats import requests
 from dynctl.adapters.nats.requests import NatsListener, NatsMessenger
-from dynctl.adapters.ports import RequestPlaneError
+from dynctl.adapters.ports import PlaneInterrupted, RequestPlaneError
 from dynctl.base.errors import Unreachable
 from tests.contract.nats_server import nats_server
 from tests.waiting import patience, until
@@ -93,7 +95,7 @@ async def test_requests_that_wait_for_a_silent_server_share_one_attempt() -> Non
 
 
 async def test_a_server_that_stops_responding_is_the_problem_and_not_the_worker(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problems: list[str | None] = []
     async with nats_server(tmp_path) as server:
@@ -111,11 +113,106 @@ async def test_a_server_that_stops_responding_is_the_problem_and_not_the_worker(
             await until(lambda: "connection refused" in (problems[-1] or ""))
             await server.start()
             await until(lambda: problems[-1] is None)
+            with pytest.raises(RequestPlaneError, match="does not listen at any yet") as caught:
+                await messenger.request("any", b"", {}, patience(5.0))
+            assert caught.value.kind == "plane", "its worker may be on its way back"
+            monkeypatch.setattr(requests, "RETURN_S", 0.0)
             with pytest.raises(RequestPlaneError, match="does not listen at any") as caught:
                 await messenger.request("any", b"", {}, patience(5.0))
             assert caught.value.kind == "connect"
         finally:
             await messenger.close()
+
+
+async def test_a_server_that_is_silent_is_noticed_without_a_request(tmp_path: Path) -> None:
+    problems: list[str | None] = []
+    async with nats_server(tmp_path) as server:
+        messenger = NatsMessenger(f"nats://{server.address}", report=problems.append)
+        try:
+            await messenger.local_host()
+            with server.frozen():
+                await until(lambda: "does not respond" in str(problems[-1:]))
+            await until(lambda: problems[-1] is None)
+        finally:
+            await messenger.close()
+
+
+async def test_a_request_waits_for_a_worker_that_comes_back_after_us(tmp_path: Path) -> None:
+    """All connect again by themselves, and a worker that is later is not to blame."""
+
+    async def answer(message: Msg) -> None:
+        await message.respond(b"heard")
+
+    async with nats_server(tmp_path) as server:
+        messenger = NatsMessenger(f"nats://{server.address}", report=lambda problem: None)
+        worker = Client()
+        try:
+            await messenger.local_host()
+            await server.kill()
+            with pytest.raises(RequestPlaneError):
+                await messenger.request("late", b"", {}, 1.0)
+            await server.start()
+            asked = asyncio.create_task(messenger.request("late", b"", {}, patience(5.0)))
+            await messenger.connected()
+            await asyncio.sleep(0.2)
+            await worker.connect(f"nats://{server.address}")
+            await worker.subscribe("late", cb=answer)
+            assert await asked == b"heard"
+        finally:
+            await worker.close()
+            await messenger.close()
+
+
+async def test_a_request_ends_when_its_connection_ends(tmp_path: Path) -> None:
+    """Not after its whole time."""
+    async with nats_server(tmp_path) as server:
+        worker = Client()
+        await worker.connect(f"nats://{server.address}", allow_reconnect=False)
+        heard = asyncio.Event()
+
+        async def keep(_message: Msg) -> None:
+            heard.set()
+
+        await worker.subscribe("slow", cb=keep)
+        await worker.flush()
+        messenger = NatsMessenger(f"nats://{server.address}")
+        try:
+            async with asyncio.timeout(patience(30)):
+                asked = asyncio.create_task(messenger.request("slow", b"", {}, 3600.0))
+                await heard.wait()
+                await server.kill()
+                with pytest.raises(PlaneInterrupted) as caught:
+                    await asked
+            assert caught.value.kind == "plane"
+        finally:
+            await messenger.close()
+            await worker.close()
+
+
+async def test_a_process_that_stood_still_blames_no_worker(tmp_path: Path) -> None:
+    async with nats_server(tmp_path) as server:
+        worker = Client()
+        await worker.connect(f"nats://{server.address}")
+        heard = asyncio.Event()
+
+        async def keep(_message: Msg) -> None:
+            heard.set()
+
+        await worker.subscribe("slow", cb=keep)
+        await worker.flush()
+        messenger = NatsMessenger(f"nats://{server.address}")
+        try:
+            asked = asyncio.create_task(messenger.request("slow", b"", {}, 1.0))
+            await heard.wait()
+            time.sleep(2.0)  # noqa: ASYNC251 - as a stopped process does
+            with pytest.raises(PlaneInterrupted, match="this process stood still"):
+                await asked
+            with pytest.raises(RequestPlaneError, match="did not accept") as caught:
+                await messenger.request("slow", b"", {}, 0.2)
+            assert caught.value.kind == "timeout"
+        finally:
+            await messenger.close()
+            await worker.close()
 
 
 async def test_a_request_that_is_too_large_for_the_server_is_named(tmp_path: Path) -> None:

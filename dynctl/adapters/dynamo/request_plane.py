@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, Protocol, cast
 
 from dynctl.adapters.dynamo.call_home import CallHome, CallHomeCounts, Receiver
-from dynctl.adapters.ports import NotCalledBack, RequestPlaneError
+from dynctl.adapters.ports import NotCalledBack, PlaneInterrupted, RequestPlaneError
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import CONNECTION_REFUSED, network_reason
 from dynctl.wire.dynamo.discovery import Instance
@@ -50,6 +50,10 @@ _IDLE_S: Final = 30.0
 #: Requests of a connection without an acknowledgement. A worker may respond without one, so only
 #: this bounds them.
 _UNACKNOWLEDGED: Final = 16_384
+
+
+#: How often a request is sent over NATS while servers fail under it.
+_SENDINGS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +159,7 @@ class TcpRequestPlane:
                 )
             else:
                 home = await self._put_over_nats(
-                    instance, body, subject, timeout, request_id, context
+                    instance, body, subject, timeout, request_id, accepted, context
                 )
         except asyncio.CancelledError:
             # The worker may have the request already: its receiver can stop it when it connects.
@@ -294,6 +298,7 @@ class TcpRequestPlane:
         subject: str,
         timeout: float,
         request_id: str,
+        accepted: asyncio.Future[str | None],
         context: Mapping[str, str],
     ) -> str:
         """As _send, to the instance's subject; an empty reply accepts the request."""
@@ -306,7 +311,9 @@ class TcpRequestPlane:
                 request_id, body, call_home=home, subject=subject, codec=instance.codec
             )
             headers = {"request-id": request_id, **context}
-            reply = await self._messenger.request(instance.address, payload, headers, timeout)
+            reply = await self._reply_over_nats(
+                self._messenger, instance.address, payload, headers, timeout, accepted
+            )
         except WireError as error:
             _fail(instance, f"cannot be requested: {error}")
         except RequestPlaneError as error:
@@ -318,6 +325,27 @@ class TcpRequestPlane:
                 kind="refusal",
             )
         return home
+
+    async def _reply_over_nats(
+        self,
+        messenger: Messenger,
+        address: str,
+        payload: bytes,
+        headers: dict[str, str],
+        timeout: float,
+        accepted: asyncio.Future[str | None],
+    ) -> bytes:
+        """The worker's reply; empty also if it connected to us and its reply was lost. A request
+        whose way was cut is sent again: a worker that gets it twice can connect only once."""
+        for left in reversed(range(_SENDINGS)):
+            try:
+                return await messenger.request(address, payload, headers, timeout)
+            except RequestPlaneError as error:
+                if accepted.done():
+                    break
+                if left == 0 or not isinstance(error, PlaneInterrupted):
+                    raise
+        return b""
 
     async def _connection(
         self, instance: Instance, address: Address, timeout: float

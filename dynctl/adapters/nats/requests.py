@@ -7,6 +7,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
@@ -18,7 +19,7 @@ from nats.errors import MaxPayloadError, NoRespondersError, NoServersError
 
 from dynctl.adapters.nats.address import NatsAuth, NatsServer, nats_servers
 from dynctl.adapters.nats.dynamo_events import hang_up, reason_of
-from dynctl.adapters.ports import RequestPlaneError
+from dynctl.adapters.ports import PlaneInterrupted, RequestPlaneError
 from dynctl.base.errors import Unreachable, network_reason
 from dynctl.base.tasks import end_tasks
 
@@ -32,11 +33,46 @@ _CHECK_S: Final = 0.25
 _FIRST_PAUSE_S: Final = 0.25
 _MAX_PAUSE_S: Final = 2.0
 _FLUSH_S: Final = 5.0
-#: Seconds that a server has to respond to a ping after a request without a reply.
+#: Seconds that a server has to respond to a ping.
 _ALIVE_S: Final = 1.0
+#: Seconds between two pings of ours: a server that is stopped is noticed within three.
+_WATCH_S: Final = 1.0
+#: Seconds that our event loop must have been late for a missing response to be its own fault.
+_LATE_S: Final = 0.5
+#: Seconds for which workers may still be on their way back after we lost a connection ourselves:
+#: Dynamo's client dials again after at most 4 s.
+RETURN_S: Final = 6.0
+#: How long one request waits for its worker to come back, and how often it looks.
+_AWAIT_S: Final = 1.0
+_LOOK_S: Final = 0.05
 #: What may wait for us on one subject; the server's limit of one message is 1 MiB unless set.
 _PENDING_MESSAGES: Final = 2048
 _PENDING_BYTES: Final = 128 * 1024 * 1024
+
+
+@dataclass(eq=False, slots=True)
+class _Connection:
+    """An open connection. ``returned_at``: the loop's time, if an earlier connection was lost or
+    refused. ``waiting``: the time limits of requests without a reply."""
+
+    client: Client
+    server: NatsServer
+    returned_at: float | None
+    waiting: set[asyncio.Timeout] = field(default_factory=set)
+    watch: asyncio.Task[None] | None = None
+
+    def workers_return(self) -> bool:
+        """Whether workers may still be on their way back to the servers."""
+        now = asyncio.get_running_loop().time()
+        return self.returned_at is not None and now - self.returned_at < RETURN_S
+
+    def interrupt(self) -> None:
+        """End the wait of all requests: no reply can arrive any more."""
+        if self.watch is not None and self.watch is not asyncio.current_task():
+            self.watch.cancel()
+        now = asyncio.get_running_loop().time()
+        for limit in self.waiting:
+            limit.reschedule(now)
 
 
 class NatsMessenger:
@@ -60,31 +96,66 @@ class NatsMessenger:
         self._report = report
         self._problem: str | None = None
         self._auth = NatsAuth.from_environment() if auth is None else auth
-        self._client: Client | None = None
-        self._server: NatsServer | None = None
-        self._dialing: asyncio.Task[Client | str] | None = None
+        self._connection: _Connection | None = None
+        self._was_lost = False
+        self._dialing: asyncio.Task[_Connection | str] | None = None
         self._again: asyncio.Task[None] | None = None
 
     async def request(
         self, subject: str, body: bytes, headers: dict[str, str], timeout: float
     ) -> bytes:
-        """The reply to a message. Raises RequestPlaneError with the reason."""
-        client = await self.connected()
+        """The reply to a message. Raises RequestPlaneError with the reason, PlaneInterrupted if
+        the connection was lost before the reply arrived."""
+        loop = asyncio.get_running_loop()
+        patience = loop.time() + min(_AWAIT_S, timeout)
+        while True:
+            connection = await self._connected()
+            try:
+                return await self._reply(connection, subject, body, headers, timeout)
+            except NoRespondersError:
+                problem = f"does not listen at {subject}"
+                if not connection.workers_return():
+                    raise RequestPlaneError(problem, "connect") from None
+            if loop.time() >= patience:
+                problem += " yet: NATS was lost, and workers are connecting again"
+                raise RequestPlaneError(problem, "plane")
+            await asyncio.sleep(_LOOK_S)
+
+    async def _reply(
+        self,
+        connection: _Connection,
+        subject: str,
+        body: bytes,
+        headers: dict[str, str],
+        timeout: float,
+    ) -> bytes:
+        """The reply over this connection. Raises NoRespondersError, or as :meth:`request`."""
+        loop, client = asyncio.get_running_loop(), connection.client
+        began = loop.time()
         try:
-            reply = await client.request(subject, body, timeout=timeout, headers=headers)
+            async with asyncio.timeout(timeout) as limit:
+                connection.waiting.add(limit)
+                try:
+                    # The library's own time limit must not be first.
+                    reply = await client.request(subject, body, 2 * timeout, headers=headers)
+                finally:
+                    connection.waiting.discard(limit)
+            return reply.data
         except NoRespondersError:
-            raise RequestPlaneError(f"does not listen at {subject}", "connect") from None
+            raise
         except MaxPayloadError:
             problem = f"{len(body):,} bytes, over NATS's limit of {client.max_payload:,} a message"
             raise RequestPlaneError(f"cannot get the request: {problem}", "size") from None
         except (NatsError, OSError, TimeoutError) as error:
-            why = reason_of(error, timeout)
-            if not await self._responds(client):
-                problem = f"needs NATS, which does not respond: {self.title}: {why}"
-                raise RequestPlaneError(problem, "plane") from None
+            why, waited = reason_of(error, timeout), loop.time() - began
+            if self._connection is not connection or not await self._responds(client):
+                problem = f"needs NATS, which does not respond: {connection.server.title}"
+                raise PlaneInterrupted(problem, "plane") from None
+            if waited > timeout + _LATE_S:
+                problem = "cannot be judged: this process stood still while the request waited"
+                raise PlaneInterrupted(problem, "plane") from None
             kind = "timeout" if isinstance(error, TimeoutError) else "connect"
             raise RequestPlaneError(f"did not accept the request over NATS: {why}", kind) from None
-        return reply.data
 
     async def listens(self, subject: str, timeout: float) -> bool:
         """Whether a process listens at the subject; also true if that cannot be found out."""
@@ -104,22 +175,26 @@ class NatsMessenger:
 
     async def local_host(self) -> str:
         """The address of this host towards the server. Raises RequestPlaneError."""
-        await self.connected()
-        assert self._server is not None
-        parts = urlsplit(self._server.url)
+        parts = urlsplit((await self._connected()).server.url)
         return await asyncio.to_thread(_towards, parts.hostname or "", parts.port or _PORT)
 
     async def close(self) -> None:
         """Leave no connection or task."""
         await end_tasks([task for task in (self._again, self._dialing) if task is not None])
-        client, self._client = self._client, None
-        if client is not None:
-            await hang_up(client)
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.interrupt()
+            await hang_up(connection.client)
 
     async def connected(self) -> Client:
         """The connection. Raises RequestPlaneError."""
-        if self._client is not None and not self._client.is_closed:
-            return self._client
+        return (await self._connected()).client
+
+    # -- inside
+
+    async def _connected(self) -> _Connection:
+        if self._connection is not None and not self._connection.client.is_closed:
+            return self._connection
         # One attempt for all that wait: a server that never responds costs each the same seconds.
         if self._dialing is None or self._dialing.done():
             self._dialing = asyncio.create_task(self._connect(), name="nats-dial")
@@ -134,9 +209,7 @@ class NatsMessenger:
             raise RequestPlaneError(outcome, "plane")
         return outcome
 
-    # -- inside
-
-    async def _connect(self) -> Client | str:
+    async def _connect(self) -> _Connection | str:
         """Connect to the first server that responds; else the problem."""
         problems = []
         for server in self._servers:
@@ -151,27 +224,45 @@ class NatsMessenger:
                 problems.append(f"{server.title}: {known or reason_of(error, _DIAL_S)}")
                 await hang_up(client)
                 continue
-            self._client, self._server = client, server
+            now = asyncio.get_running_loop().time()
+            connection = _Connection(client, server, now if self._was_lost else None)
+            connection.watch = asyncio.create_task(self._watch(connection), name="nats-watch")
+            self._connection = connection
             self._say(None)
-            return client
+            return connection
         problem = f"needs NATS, which is not reachable: {'; '.join(problems)}"
         self._lose(problem)
         return problem
 
+    async def _watch(self, connection: _Connection) -> None:
+        """Notice a server that is silent, while no request waits too."""
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            if not await self._responds(connection.client):
+                return
+
     async def _responds(self, client: Client) -> bool:
         """Whether the server responds to a ping; without a response the connection is closed."""
-        with suppress(NatsError, OSError, TimeoutError):
-            async with asyncio.timeout(2 * _ALIVE_S):
-                await client.flush(cast(int, _ALIVE_S))
-            return True
-        if self._client is client:
-            self._client = None
-            self._lose(f"needs NATS, which does not respond: {self.title}")
+        loop = asyncio.get_running_loop()
+        for _ in range(2):
+            began = loop.time()
+            with suppress(NatsError, OSError, TimeoutError):
+                async with asyncio.timeout(2 * _ALIVE_S):
+                    await client.flush(cast(int, _ALIVE_S))
+                return True
+            if client.is_closed or loop.time() - began < _ALIVE_S + _LATE_S:
+                break  # else this process stood still, and the response may be here
+        connection = self._connection
+        if connection is not None and connection.client is client:
+            self._connection = None
+            self._lose(f"needs NATS, which does not respond: {connection.server.title}")
+            connection.interrupt()
             await hang_up(client)
         return False
 
     def _lose(self, problem: str | None) -> None:
         """There is no connection, and a problem unless it is not known yet; connect again."""
+        self._was_lost = True
         if self._report is None:
             return
         if problem is not None:
@@ -203,9 +294,11 @@ class NatsMessenger:
             self._heard(reason)
 
         async def closed() -> None:
-            if self._client is client:
-                self._client = None
+            connection = self._connection
+            if connection is not None and connection.client is client:
+                self._connection = None
                 self._lose(None)
+                connection.interrupt()
 
         # The library's types are whole seconds; it accepts fractions.
         await client.connect(

@@ -72,10 +72,14 @@ _FACTS_S = 30.0
 #: The share of a probe's time-out that our event loop must have been late to excuse it.
 _LATE = 0.25
 _MOST_EXCUSED = 5
+#: Seconds for which our event loop must have stood still to excuse a request that failed meanwhile.
+_STILL_S = 1.0
 _OVERLOADED = 503
 _NOT_FOUND = 404
 #: Statuses of a probe where the engine has no health endpoint: it is up.
 _NO_HEALTH_ENDPOINT = (404, 405)
+#: Failures of requests that a process can cause by standing still.
+_MAY_BE_OURS = ("connect", "reset", "timeout")
 #: Seconds between two readings of an engine's names because it does not serve one.
 _NAMES_S = 1.0
 WAITING = "waiting for its first health probe"
@@ -481,9 +485,11 @@ class Fleet:
         if failure.kind == "refused":
             self._eject(member, str(failure), gone=True)
             return
-        if failure.kind in ("connect", "reset", "timeout"):
+        if failure.kind in _MAY_BE_OURS:
             member.probe_now.set()
         if failure.kind == "ejected" or failure.status == _OVERLOADED:
+            return
+        if failure.kind in _MAY_BE_OURS and sent_at is not None and self._stood_still(sent_at):
             return
         silent = failure.kind == "timeout" and sent_at is not None and member.output_at < sent_at
         if member.ejection.failed(self._service.clock(), str(failure), silent=silent):
@@ -491,6 +497,11 @@ class Fleet:
             self._service.set_condition(codes.WORKER_EJECTED, name, reason)
             self._show(member)
             member.probe_now.set()  # for the time of its trial
+
+    def _stood_still(self, sent_at: float) -> bool:
+        """Whether this process, not the engine, was stopped while a request waited."""
+        waited = self._service.clock() - sent_at
+        return self._service.loop_late_since(sent_at) >= max(_STILL_S, _LATE * waited)
 
     def _read_names(self, member: Member) -> None:
         """Read the names that the engine serves at once: it does not serve one any more."""

@@ -56,6 +56,8 @@ QUEUE_WAIT_HEADER: Final = "x-dynctl-queue-wait-ms"
 #: Fields of the request for the router queue that had no effect: it cannot wait here.
 QUEUE_UNUSED_HEADER: Final = "x-dynctl-queue-unused"
 _ENGINE_FAILED = "the engine failed; try again"
+#: Failures of an engine that went: another one, or its next process, may be there soon.
+_WENT: Final = ("refused", "connect", "reset", "ejected")
 
 
 class OutputBlocks:
@@ -608,6 +610,12 @@ def engine_failure_error(error: GaveUp, record: RequestRecord) -> HttpError:
         status if reason is None or reason.code is None else reason.code,
         param=None if reason is None else reason.param,
         details=ErrorDetails(decision=error.plan.id, attempts=attempts_of(record.attempts)),
-        headers={} if failure.retry_after is None else {"retry-after": failure.retry_after},
+        headers=_retry_headers(failure),
         public=public,
     )
+
+
+def _retry_headers(failure: UpstreamFailure) -> dict[str, str]:
+    """``retry-after``: as the engine reports it, else a second where the engine went."""
+    wait = failure.retry_after or ("1" if failure.kind in _WENT else None)
+    return {} if wait is None else {"retry-after": wait}

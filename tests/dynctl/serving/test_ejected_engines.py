@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.routing.config import EjectionLimits, HealthConfig, Limits
 from tests.dynctl.serving.fleets import Site, site, until
 from tests.dynctl.serving.hostile import GOOD, answers, hangs, hostile, specs
@@ -148,6 +149,20 @@ async def test_a_probe_that_fails_while_our_own_loop_is_late_is_excused(
         assert fleet.service.probes_excused == 5
         _, metrics = await fleet.get("/metrics")
         assert "dynctl_probes_excused_total 5" in metrics.decode()
+
+
+async def test_requests_that_fail_while_this_process_stands_still_blame_no_engine():
+    async with site([{"name": "a0"}]) as fleet:
+        member = fleet.frontend.fleet.get("a0")
+        assert member is not None
+        sent_at = fleet.service.clock() - 1
+        silent = UpstreamFailure("timeout", "a0 sent no output")
+        fleet.service.loop_was_late(20.0)
+        for _ in range(10):
+            fleet.frontend.fleet.report_failure(member.spec.worker_id, silent, sent_at)
+        assert member.reason is None
+        fleet.frontend.fleet.report_failure(member.spec.worker_id, silent, fleet.service.clock() + 1)
+        assert member.ejection.state == "out"
 
 
 async def test_the_event_loop_measures_how_late_it_is():

@@ -404,7 +404,7 @@ async def test_a_request_of_which_engines_die_is_sent_twice_at_most(
     ):
         with caplog.at_level(logging.WARNING):
             status, answer, headers = await fleet.chat()
-        assert status == 502
+        assert (status, headers["retry-after"]) == (502, "1")
         names = [row["worker"] for row in answer["error"]["dynctl"]["attempts"]]
         assert len(names) == len(set(names)) == 2
         assert sum(engine.seen for engine in engines) == 2
