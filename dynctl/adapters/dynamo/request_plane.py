@@ -307,12 +307,15 @@ class TcpRequestPlane:
             self._messenger = self._new_messenger()
         try:
             home = await self._home_for(instance, await self._messenger.local_host())
-            payload = encode_payload(
-                request_id, body, call_home=home, subject=subject, codec=instance.codec
-            )
-            headers = {"request-id": request_id, **context}
             reply = await self._reply_over_nats(
-                self._messenger, instance.address, payload, headers, timeout, accepted
+                self._messenger,
+                instance.address,
+                lambda id: encode_payload(
+                    id, body, call_home=home, subject=subject, codec=instance.codec
+                ),
+                {"request-id": request_id, **context},
+                timeout,
+                accepted,
             )
         except WireError as error:
             _fail(instance, f"cannot be requested: {error}")
@@ -330,14 +333,18 @@ class TcpRequestPlane:
         self,
         messenger: Messenger,
         address: str,
-        payload: bytes,
+        encode: Callable[[str], bytes],
         headers: dict[str, str],
         timeout: float,
         accepted: asyncio.Future[str | None],
     ) -> bytes:
-        """The worker's reply; empty also if it connected to us and its reply was lost. A request
-        whose way was cut is sent again: a worker that gets it twice can connect only once."""
+        """The worker's reply; empty also if it connected to us and its reply was lost.
+
+        A request whose way was cut is sent again. Its worker may get both, so the second has an id
+        of its own, and the response of the one that connects first is taken.
+        """
         for left in reversed(range(_SENDINGS)):
+            payload = encode(headers["request-id"])
             try:
                 return await messenger.request(address, payload, headers, timeout)
             except RequestPlaneError as error:
@@ -345,6 +352,7 @@ class TcpRequestPlane:
                     break
                 if left == 0 or not isinstance(error, PlaneInterrupted):
                     raise
+            headers = {**headers, "request-id": str(uuid.uuid4())}
         return b""
 
     async def _connection(

@@ -43,7 +43,7 @@ _LATE_S: Final = 0.5
 #: Dynamo's client dials again after at most 4 s.
 RETURN_S: Final = 6.0
 #: How long one request waits for its worker to come back, and how often it looks.
-_AWAIT_S: Final = 1.0
+_AWAIT_S: Final = 3.0
 _LOOK_S: Final = 0.05
 #: What may wait for us on one subject; the server's limit of one message is 1 MiB unless set.
 _PENDING_MESSAGES: Final = 2048
