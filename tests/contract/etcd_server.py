@@ -8,7 +8,7 @@ import importlib.util
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,15 +29,17 @@ def etcd_binary() -> Path:
 
 class EtcdServer:
     """One member. ``certificate``: a PEM that is authority, certificate and client certificate
-    at once, and its key."""
+    at once, and its key. :func:`etcd_cluster` makes several that belong together."""
 
     def __init__(self, folder: Path, certificate: tuple[Path, Path] | None = None) -> None:
         self._folder = folder
+        self.name = folder.name
+        self.cluster: Sequence[EtcdServer] = (self,)
         self._certificate = certificate
         self._process: subprocess.Popen[bytes] | None = None
         self._headers: dict[str, str] = {}
         self.port = free_port()
-        self._peer_port = free_port()
+        self.peer = f"http://127.0.0.1:{free_port()}"
         scheme = "http" if certificate is None else "https"
         self.url = f"{scheme}://127.0.0.1:{self.port}"
         options: dict[str, Any] = {}
@@ -53,14 +55,20 @@ class EtcdServer:
 
     def start(self) -> None:
         """Until it is healthy; a port that was taken meanwhile is an error."""
-        peer = f"http://127.0.0.1:{self._peer_port}"
+        self.launch()
+        self.wait_healthy()
+
+    def launch(self) -> None:
+        """Start the process, which needs a quorum of its cluster to be healthy."""
+        members = ",".join(f"{member.name}={member.peer}" for member in self.cluster)
+        # Alone, an election takes a tenth of a second.
+        heartbeat, election = ("10", "100") if len(self.cluster) == 1 else ("100", "1000")
         command = [
-            *(str(etcd_binary()), "--name", "test", "--data-dir", str(self._folder / "data")),
+            *(str(etcd_binary()), "--name", self.name, "--data-dir", str(self._folder / "data")),
             *("--listen-client-urls", self.url, "--advertise-client-urls", self.url),
-            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
-            *("--initial-cluster", f"test={peer}", "--unsafe-no-fsync", "--log-level", "error"),
-            # Elections within a tenth of a second: there is no other member.
-            *("--heartbeat-interval", "10", "--election-timeout", "100"),
+            *("--listen-peer-urls", self.peer, "--initial-advertise-peer-urls", self.peer),
+            *("--initial-cluster", members, "--unsafe-no-fsync", "--log-level", "error"),
+            *("--heartbeat-interval", heartbeat, "--election-timeout", election),
         ]
         if self._certificate is not None:
             certificate, key = map(str, self._certificate)
@@ -69,6 +77,9 @@ class EtcdServer:
         self._folder.mkdir(parents=True, exist_ok=True)
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def wait_healthy(self) -> None:
+        assert self._process is not None
         deadline = time.monotonic() + patience(20)
         while True:
             try:
@@ -144,6 +155,14 @@ class EtcdServer:
         self.post("/v3/auth/enable")
         answer = self.post("/v3/auth/authenticate", name="root", password="root-secret")
         self._headers = {"Authorization": answer["token"]}
+
+
+def etcd_cluster(folder: Path, count: int = 3) -> list[EtcdServer]:
+    """Members of one cluster, which are not started."""
+    members = [EtcdServer(folder / f"etcd-{number}") for number in range(count)]
+    for member in members:
+        member.cluster = members
+    return members
 
 
 def _b64(value: bytes) -> str:

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from tests.contract.zmq_publisher import PATIENCE
+from tests.ports import free_port
 from tests.waiting import patience
 
 
@@ -76,6 +77,25 @@ class NatsServer:
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
+
+
+def nats_cluster(directory: Path, count: int = 3) -> list[NatsServer]:
+    """Servers of one cluster with JetStream, which are not started."""
+    routes = [f"127.0.0.1:{free_port()}" for _ in range(count)]
+    servers = []
+    for number, route in enumerate(routes):
+        folder = directory / f"nats-{number}"
+        folder.mkdir()
+        others = ", ".join(f'"nats://{other}"' for other in routes if other != route)
+        config = (
+            f"server_name: n{number}\n"
+            f'jetstream {{ store_dir: "{folder}" }}\n'
+            f"cluster {{ name: planes, listen: {route}, routes: [{others}] }}\n"
+        )
+        server = NatsServer(folder, config)
+        server.port = free_port()
+        servers.append(server)
+    return servers
 
 
 @contextlib.asynccontextmanager

@@ -161,7 +161,9 @@ async def test_requests_that_fail_while_this_process_stands_still_blame_no_engin
         for _ in range(10):
             fleet.frontend.fleet.report_failure(member.spec.worker_id, silent, sent_at)
         assert member.reason is None
-        fleet.frontend.fleet.report_failure(member.spec.worker_id, silent, fleet.service.clock() + 1)
+        fleet.frontend.fleet.report_failure(
+            member.spec.worker_id, silent, fleet.service.clock() + 1
+        )
         assert member.ejection.state == "out"
 
 
