@@ -19,12 +19,13 @@ from functools import lru_cache
 from itertools import repeat
 from struct import Struct, pack
 from struct import error as StructError
-from sys import byteorder
+from sys import byteorder, maxsize
 from typing import TypedDict
 
 from xxhash import xxh3_64_intdigest
 
 from router_core.errors import HashingError, is_a
+from router_core.frozen import quick_init
 
 SEED = 1337
 """Seed of every block hash without an adapter or a cache namespace."""
@@ -36,7 +37,10 @@ TOKEN_BYTES = 4
 # Blocks that one Struct cuts out of the token bytes in one call: slicing takes 78 ns per block,
 # this 14 ns. A compiled Struct is kept per (block bytes, count), so the count is bounded.
 _CUT = 128
-_PAIR = Struct("<QQ").pack
+#: A u64 in the machine's byte order, for `struct`. The conversion of a size_t takes a third of the
+#: time of that of a "Q".
+U64_FORMAT = "N" if maxsize >= 2**63 - 1 else "Q"
+_PAIR = Struct(f"2{U64_FORMAT}" if byteorder == "little" else "<2Q").pack
 
 
 class MultimodalObject(TypedDict):
@@ -54,6 +58,7 @@ class BlockMultimodalInfo(TypedDict):
     mm_objects: Sequence[MultimodalObject]
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class BlockHashes:
     """The hashes of a prompt's complete blocks; ``local`` and ``sequence`` have equal length."""
@@ -165,9 +170,9 @@ def sequence_hashes(local: Sequence[int], parent: int | None = None) -> list[int
     if not local:
         return []
     rest = iter(local)
-    chained = next(rest)
     # The first block has no parent to mix in: its sequence hash is its local hash.
-    return [chained, *[chained := digest(pair(chained, block), seed) for block in rest]]
+    first = chained = next(rest)
+    return [first, *[chained := digest(pair(chained, block), seed) for block in rest]]
 
 
 def chain(parent: int, local: int) -> int:
@@ -188,6 +193,8 @@ def to_unsigned(value: int) -> int:
 def mixed_seed(lora_name: str | None, cache_namespace: str | None) -> int:
     """Seed of the local hashes of one adapter and one cache namespace; empty means none."""
     seed = SEED
+    if lora_name is None and cache_namespace is None:
+        return seed
     for name, value in (("lora_name", lora_name), ("cache_namespace", cache_namespace)):
         if value is not None and not is_a(value, str):
             kind = type(value).__name__

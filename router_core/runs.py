@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from struct import Struct
 
-from router_core.hashing import chain
+from router_core.hashing import U64_FORMAT, chain
 from router_core.packed_table import VALUE_BITS, PackedTable
 from router_core.sharded import ShardedDict
 from router_core.worker_sets import slots_of
@@ -43,13 +43,14 @@ Buffer = bytes | memoryview
 @lru_cache(maxsize=2048)
 def packer(count: int) -> Struct:
     """A Struct of ``count`` u64."""
-    return Struct(f"={count}Q")
+    return Struct(f"{count}{U64_FORMAT}")
 
 
-def _pack(hashes: Sequence[int]) -> memoryview:
+def _pack(hashes: Sequence[int]) -> Buffer:
     """Hashes (u64) as bytes."""
-    column = hashes if isinstance(hashes, array) else array("Q", hashes)
-    return memoryview(column).cast("B")
+    if isinstance(hashes, array):
+        return memoryview(hashes).cast("B")
+    return packer(len(hashes)).pack(*hashes)
 
 
 class Runs:
