@@ -156,6 +156,8 @@ class BusyTracker:
         self._load = load
         self._thresholds: dict[str, Thresholds] = {}
         self.default = Thresholds()
+        #: Whether any threshold is set.
+        self.limits = False
         self.reported: list[Reported] = []
         #: Ranks over a threshold; ranks of workers with all ranks over one, which routing excludes.
         self.busy_ranks = 0
@@ -172,9 +174,15 @@ class BusyTracker:
         """Thresholds that were set for a model, by model."""
         return dict(self._thresholds)
 
+    def set_default(self, thresholds: Thresholds) -> None:
+        """Set the thresholds of models without their own; :meth:`update_all` checks the ranks."""
+        self.default = thresholds
+        self._note_limits()
+
     def set_thresholds(self, model: str, values: Mapping[str, float | int | None]) -> None:
         """Set some thresholds of a model and check its workers again; raises ConfigError."""
         self._thresholds[model] = self.thresholds(model).with_values(values)
+        self._note_limits()
         self.update_all()
 
     def report(
@@ -197,13 +205,10 @@ class BusyTracker:
             row.active_prefill_tokens = active_prefill_tokens
         self.update(slot)
 
-    @property
-    def limits(self) -> bool:
-        """Whether any threshold is set."""
-        return self.default.any or any(thresholds.any for thresholds in self._thresholds.values())
-
     def update(self, slot: int) -> None:
         """Check a rank, and with it its worker, with the current values."""
+        if not self.limits and not self.busy_ranks:
+            return
         worker = self._registry.worker(slot)
         thresholds = self._thresholds.get(worker.model, self.default)
         bit = 1 << slot
@@ -286,7 +291,11 @@ class BusyTracker:
             if int(slot) >= len(self.reported):
                 raise SnapshotError(f"busy.reported.{slot}: slot {slot} does not exist")
             self.reported[int(slot)] = Reported(**{name: row.get(name) for name in _REPORT})
+        self._note_limits()
         self.update_all()
+
+    def _note_limits(self) -> None:
+        self.limits = self.default.any or any(own.any for own in self._thresholds.values())
 
     def _is_over(self, slot: int, config: ModelRuntimeConfig, thresholds: Thresholds) -> bool:
         fraction = thresholds.active_decode_blocks_threshold

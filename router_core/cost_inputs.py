@@ -63,7 +63,7 @@ def cost_inputs(
         active_blocks=active_blocks,
         shared_blocks=blocks.shared,
         active_requests=active_requests,
-        multipliers=_multipliers(view, context, slots) if context.constraints.preferred else None,
+        multipliers=_multipliers(view, context, slots) if context.constraints.items else None,
         host_blocks=blocks.host,
         disk_blocks=blocks.disk,
         trust=trust,
@@ -255,10 +255,10 @@ def _lower_columns(
 def _multipliers(
     view: RoutingView, context: SelectionContext, slots: Sequence[int]
 ) -> list[float] | None:
-    # As in Dynamo, a pinned request has no preferences: there is no choice left.
-    if context.pin is not None:
-        return None
     preferred = context.constraints.preferred
+    # As in Dynamo, a pinned request has no preferences: there is no choice left.
+    if not preferred or context.pin is not None:
+        return None
     masks = [(view.registry.taint(item.taint), item.weight or 0.0) for item in preferred]
     if len(masks) == 1:
         mask, weight = masks[0]

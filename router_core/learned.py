@@ -73,8 +73,8 @@ class LearnedIndex:
     """
 
     __slots__ = (
-        "_due", "_gone", "_held", "_last", "_leases", "_owners", "_pruning", "_size", "_unproven",
-        "keep", "live", "most", "ttl_s",
+        "_due", "_gone", "_held", "_last", "_owners", "_pruning", "_size", "_unproven",
+        "keep", "leases", "live", "most", "ttl_s",
     )  # fmt: skip
 
     def __init__(
@@ -95,7 +95,7 @@ class LearnedIndex:
         """mask of the slots that have blocks"""
         self._size = 0
         self._pruning = False
-        self._leases: dict[Key, BookingLease] = {}
+        self.leases: dict[Key, BookingLease] = {}
         """request and hop -> its booking, while it runs and can still be unlearned or held"""
         self._unproven: dict[int, dict[int, int]] = {}
         """slot -> block that no ended booking has brought -> running bookings that may bring it"""
@@ -150,7 +150,7 @@ class LearnedIndex:
     def end(self, key: Key, now: float, *, computed: bool = True) -> None:
         """The booking of ``key`` ended. Not ``computed``: the engine did not accept its prompt, so
         the blocks that no other booking brought or may bring are forgotten."""
-        lease = self._leases.pop(key, None)
+        lease = self.leases.pop(key, None)
         if lease is None:
             return
         unlearned = self._proven(lease, computed=computed)
@@ -166,7 +166,7 @@ class LearnedIndex:
             return 0
         self.live &= ~(1 << slot)
         self._unproven.pop(slot, None)
-        self._leases = {key: lease for key, lease in self._leases.items() if lease.slot != slot}
+        self.leases = {key: lease for key, lease in self.leases.items() if lease.slot != slot}
         self._due = [entry for entry in self._due if entry[1] != slot]
         self._due.sort()
         if held:
@@ -226,7 +226,7 @@ class LearnedIndex:
         made._held = {slot: held.copy() for slot, held in self._held.items()}
         made._gone = {slot: gone.copy() for slot, gone in self._gone.items()}
         made._due = self._due.copy()
-        made._leases = self._leases.copy()
+        made.leases = self.leases.copy()
         made._unproven = {slot: counts.copy() for slot, counts in self._unproven.items()}
         made.live, made._size, made._pruning = self.live, self._size, self._pruning
         made._last = self._last
@@ -249,7 +249,7 @@ class LearnedIndex:
                 ],
                 "at": lease.at,
             }
-            for key, lease in self._leases.items()
+            for key, lease in self.leases.items()
         ]
 
     def load(self, plain: Sequence[Mapping[str, Any]], path: str = "learned") -> None:
@@ -268,7 +268,7 @@ class LearnedIndex:
                 self._last = max(self._last, at)
             if "request" in row:
                 request_id, stage = row["request"]
-                if (request_id, stage) in self._leases:
+                if (request_id, stage) in self.leases:
                     raise SnapshotError(f"{path}[{place}].request: this booking occurs twice")
                 lease = BookingLease(
                     row["slot"], tuple(row["leased"]), tuple(row["fresh"]), row["at"]
@@ -351,10 +351,10 @@ class LearnedIndex:
         self, key: Key, slot: int, blocks: Sequence[int], fresh: list[int], now: float
     ) -> None:
         if fresh:
-            self._leases[key] = BookingLease(slot, (), tuple(fresh), now)
+            self.leases[key] = BookingLease(slot, (), tuple(fresh), now)
 
     def _restore(self, key: Key, lease: BookingLease) -> None:
-        self._leases[key] = lease
+        self.leases[key] = lease
         self._last = max(self._last, lease.at)
         if lease.fresh:
             unproven = self._unproven.setdefault(lease.slot, {})
@@ -412,7 +412,7 @@ class RecencyIndex(LearnedIndex):
         return super().is_free(slot) and slot not in self._in_use
 
     def end(self, key: Key, now: float, *, computed: bool = True) -> None:
-        lease = self._leases.pop(key, None)
+        lease = self.leases.pop(key, None)
         if lease is None:
             return
         now = self._last = now if now > self._last else nextafter(self._last, inf)
@@ -462,7 +462,7 @@ class RecencyIndex(LearnedIndex):
     def _lease(
         self, key: Key, slot: int, blocks: Sequence[int], fresh: list[int], now: float
     ) -> None:
-        self._leases[key] = BookingLease(slot, tuple(blocks), tuple(fresh), now)
+        self.leases[key] = BookingLease(slot, tuple(blocks), tuple(fresh), now)
 
     def _restore(self, key: Key, lease: BookingLease) -> None:
         super()._restore(key, lease)

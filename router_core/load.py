@@ -323,9 +323,8 @@ class ActiveSequences:
             changed.append(slot)
         if not self._bookings and isinstance(self._held, HeldBlocks):
             self._held = HeldChains()
-        left = tuple(s for s in stages if s not in ending)
-        if left:
-            self._stages[request_id] = left
+        if len(ending) < len(stages):
+            self._stages[request_id] = tuple(s for s in stages if s not in ending)
         else:
             self._stages.pop(request_id, None)
         return tuple(changed)

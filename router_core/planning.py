@@ -40,9 +40,9 @@ def stages(
     """
     registry = view.registry
     serving = registry.serving(model, served_name, worker_set)
-    prefill = serving & registry.role(Role.PREFILL) & ~registry.unavailable
-    decode = serving & registry.role(Role.DECODE)
-    if prefill and (decode or not serving & registry.role(Role.AGGREGATED)):
+    prefill = serving & registry.roles[Role.PREFILL] & ~registry.unavailable
+    decode = serving & registry.roles[Role.DECODE]
+    if prefill and (decode or not serving & registry.roles[Role.AGGREGATED]):
         return ("prefill", "decode")
     return ("aggregated",)
 
@@ -63,7 +63,9 @@ def plan(
     if hops == ("aggregated",):
         decision = _select(view, request, "aggregated", sample=samples[0], detail=detail)
         decision = _with_queueing(view, request, decision)
-        return RoutingPlan(request.id, request.model, None, _with_message(view, request, decision))
+        if decision.winner is None:
+            decision = _with_message(view, request, decision)
+        return RoutingPlan(request.id, request.model, None, decision)
     prefill = _select_prefill(view, request, samples[0], detail)
     bypass = None
     if view.config.skips_prefill:
@@ -202,7 +204,9 @@ def _decode(
         decode = replace(decode, notes=(*decode.notes, derived.note))
     if decode.winner is None and derived.constraints and pin_of(request, "prefill") is None:
         decode = _with_served_domains(view, request, decode)
-    return _with_message(view, request, decode), relaxed
+    if decode.winner is None:
+        decode = _with_message(view, request, decode)
+    return decode, relaxed
 
 
 def _fall_back(
@@ -246,7 +250,7 @@ def _underivable(decision: Decision, error: PolicyUnderivable) -> Decision:
 def _alone(view: RoutingView, request: RoutingRequest, decision: Decision) -> Decision:
     """The decision, with a message if the pool has no worker of the hop's role."""
     role = Role.PREFILL if decision.stage == "prefill" else Role.DECODE
-    if decision.winner is not None or _serving(view, request) & view.registry.role(role):
+    if decision.winner is not None or _serving(view, request) & view.registry.roles[role]:
         return decision
     return replace(decision, message=_no_worker(request, f"{role.value} "))
 
@@ -270,6 +274,8 @@ def _with_queueing(view: RoutingView, request: RoutingRequest, decision: Decisio
     """
     queue, inputs = view.queue, decision.inputs
     if queue is None:
+        if not (request.priority or request.strict_priority or request.policy_class):
+            return decision
         return _without_queue(request, decision, QUEUE_OFF)
     if inputs is None or decision.winner is None:
         return decision
@@ -356,7 +362,7 @@ def _select(
 
         following = partial(following_costs, view, request, context=decode)
         context = replace(context, following=following)
-    if view.config.applies_taints or (not context.constraints.items and context.domain is None):
+    if (not context.constraints.items and context.domain is None) or view.config.applies_taints:
         return select(view, context, sample=sample, detail=detail)
     context = replace(context, constraints=NO_CONSTRAINTS, domain=None)
     decision = select(view, context, sample=sample, detail=detail)
@@ -388,10 +394,10 @@ def _roles(view: RoutingView, stage: Stage) -> int:
     """The slots whose role can serve a hop."""
     registry = view.registry
     if stage == "prefill":
-        return registry.role(Role.PREFILL)
+        return registry.roles[Role.PREFILL]
     if stage == "decode":
-        return registry.role(Role.DECODE)
-    return registry.role(Role.AGGREGATED) | registry.role(Role.DECODE) & registry.can_prefill
+        return registry.roles[Role.DECODE]
+    return registry.roles[Role.AGGREGATED] | registry.roles[Role.DECODE] & registry.can_prefill
 
 
 def _bypass(
@@ -410,7 +416,7 @@ def _bypass(
     able = registry.can_prefill if config.conditional_disagg_require_can_prefill else -1
     context = replace(
         _context(view, request, "aggregated"),
-        role_mask=registry.role(Role.DECODE) & able,
+        role_mask=registry.roles[Role.DECODE] & able,
         pin=request.pin_decode,
     )
     alone = select(view, context, sample=sample, detail=detail)
@@ -566,8 +572,8 @@ def _implied_constraints(
 
 
 def _with_message(view: RoutingView, request: RoutingRequest, decision: Decision) -> Decision:
-    """The decision, with a message if all workers of a role are missing, or no worker is named."""
-    if decision.winner is not None or decision.message:
+    """A refusal, with a message if all workers of a role are missing, or no worker is named."""
+    if decision.message:
         return decision
     if decision.outcome == "not_pinned":
         hop = "" if decision.stage == "aggregated" else f"{decision.stage} "
@@ -581,7 +587,7 @@ def _missing_role(view: RoutingView, request: RoutingRequest, decision: Decision
     if not registry.serving(model, request.served_name):
         return _no_worker(request)
     serving = _serving(view, request)
-    roles = {role for role in Role if serving & registry.role(role)}
+    roles = {role for role in Role if serving & registry.roles[role]}
     if decision.stage != "aggregated":
         return None if Role.DECODE in roles else _no_worker(request, "decode ")
     last = decision.emptied_by()

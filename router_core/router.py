@@ -159,11 +159,12 @@ class Router:
         self.learned = LearnedIndex()
         self.recent = RecencyIndex()
         self.predicted = LearnedIndex()
+        self._learning = (self.learned, self.recent, self.predicted)
         self.sessions = SessionTable()
         self._bound_learned()
         self.load = ActiveSequences()
         self.busy = BusyTracker(self.registry, self.load)
-        self.busy.default = Thresholds.of_config(self.config)
+        self.busy.set_default(Thresholds.of_config(self.config))
         self.rotation: dict[tuple[str, Stage], int] = {}
         self.policy_classes = policy_classes
         self.queue = RouterQueue()
@@ -567,7 +568,7 @@ class Router:
         router.sessions.load(plain.get("sessions", {}))
         router.load = ActiveSequences.restore(plain["load"], router.registry.capacity)
         router.busy = BusyTracker(router.registry, router.load)
-        router.busy.default = Thresholds.of_config(router.config)
+        router.busy.set_default(Thresholds.of_config(router.config))
         router.busy.grow(router.registry.capacity)
         router.busy.load_dump(plain["busy"])
         _check_slots(plain, router.registry)
@@ -631,7 +632,7 @@ class Router:
         """The busy masks with other default thresholds, or another load. A threshold that differs
         from the present default also replaces what was set for a model; the others stay."""
         tracker = BusyTracker(self.registry, load)
-        tracker.default = default
+        tracker.set_default(default)
         tracker.grow(self.registry.capacity)
         present, plain = self.busy.default.to_dict(), self.busy.dump()
         other = {name: limit for name, limit in default.to_dict().items() if limit != present[name]}
@@ -662,8 +663,8 @@ class Router:
 
     def _apply_expired(self, change: c.Expired, now: float) -> Applied:
         slots = {b.slot for b in self.load}
-        for key in self.load.expire(now, self.config.active_request_expiry_secs):
-            self._end_learning(key, now)
+        for request_id, stage in self.load.expire(now, self.config.active_request_expiry_secs):
+            self._end_learning(request_id, (stage,), now)
         for slot in slots:
             self.busy.update(slot)
         return OK
@@ -736,8 +737,8 @@ class Router:
         changed = self.load.free(change.request_id, change.stage, now)
         for slot in changed:
             self.busy.update(slot)
-        for stage in c.STAGES if change.stage is None else (change.stage,):
-            self._end_learning((change.request_id, stage), now, computed=change.computed)
+        stages = c.STAGES if change.stage is None else (change.stage,)
+        self._end_learning(change.request_id, stages, now, computed=change.computed)
         return OK if changed else _unknown_request(change.request_id)
 
     def _kv_event(self, change: c.KvEvent, now: float) -> Applied:
@@ -941,10 +942,6 @@ class Router:
     # -- what is learned from bookings -------------------------------------------------------
 
     @property
-    def _learning(self) -> tuple[LearnedIndex, ...]:
-        return (self.learned, self.recent, self.predicted)
-
-    @property
     def _predicts(self) -> bool:
         config = self.config
         return config.router_predicted_ttl_secs is not None and config.use_kv_events
@@ -972,10 +969,17 @@ class Router:
         if self._predicts and not estimated:
             self.predicted.learn(slot, blocks, now, key=key)
 
-    def _end_learning(self, key: tuple[str, Stage], now: float, *, computed: bool = True) -> None:
-        for index in self._learning:
-            index.end(key, now, computed=computed)
-        self.sessions.end(*key, now)
+    def _end_learning(
+        self, request_id: str, stages: Sequence[Stage], now: float, *, computed: bool = True
+    ) -> None:
+        """End what bookings of a request taught, where any booking did."""
+        learning = [index for index in self._learning if index.leases]
+        if not learning and not self.sessions.running:
+            return
+        for stage in stages:
+            for index in learning:
+                index.end((request_id, stage), now, computed=computed)
+            self.sessions.end(request_id, stage, now)
 
     def _clear_learned(self, slot: int) -> None:
         for index in self._learning:
@@ -1061,7 +1065,7 @@ class Router:
             self.config = self.config.with_values(change.values)
         except ConfigError as error:
             return Applied(False, "invalid", str(error))
-        self.busy.default = Thresholds.of_config(self.config)
+        self.busy.set_default(Thresholds.of_config(self.config))
         self.busy.update_all()
         self._bound_learned()
         return OK

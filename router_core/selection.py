@@ -23,7 +23,7 @@ from router_core.cost_inputs import cost_inputs
 from router_core.decision import Decision, FunnelStep, Outcome, Rejection, choose
 from router_core.devices import DeviceBudget
 from router_core.load_order import LazyColumn, levels_of
-from router_core.policies import kv_scorer
+from router_core.policies import FILTERS, kv_scorer
 from router_core.reasons import Reason
 from router_core.registry import CandidateSet
 from router_core.routing_view import (
@@ -89,14 +89,10 @@ def select(
     every rejection. A refusal is a normal Decision without a winner.
     """
     profile = view.profile
-    funnel, rejected, mask = _apply_filters(view, context)
     bound = None
-    if context.request.session is not None and mask:
-        bound = _bound_worker(view, context, rejected)
-        if bound is not None:
-            mask = _within_bound(view, bound, funnel, rejected, mask)
-    if detail or not mask:
-        funnel = _with_reasons(view, context, funnel, rejected, detail)
+    funnel, mask = ((), 0) if detail else _pass_plainly(view, context)
+    if not mask:
+        funnel, mask, bound = _pass_filters(view, context, detail)
     given = _common_fields(view, context, funnel, sample)
     if not mask:
         return Decision(outcome=_refusal_outcome(funnel, context), **given)
@@ -125,7 +121,7 @@ def select(
 
 
 def _common_fields(
-    view: RoutingView, context: SelectionContext, funnel: Sequence[FunnelStep], sample: float
+    view: RoutingView, context: SelectionContext, funnel: tuple[FunnelStep, ...], sample: float
 ) -> dict[str, Any]:
     """The fields of a decision that are known before the costs, with or without candidates."""
     request, profile = context.request, view.profile
@@ -141,7 +137,7 @@ def _common_fields(
         "sample": sample,
         "parameters": view.parameters[context.stage],
         "constraints": context.constraints,
-        "funnel": tuple(funnel),
+        "funnel": funnel,
         "overlap_modelled": request.overlap_modelled,
         "notes": request.notes,
         "lora_name": request.lora_name,
@@ -186,6 +182,66 @@ def _turn(view: RoutingView, context: SelectionContext) -> int:
     """Requests of the model booked so far on this hop."""
     model = view.registry.model_of(context.request.model)
     return view.rotation.get((model, context.stage), 0)
+
+
+def _pass_plainly(
+    view: RoutingView, context: SelectionContext
+) -> tuple[tuple[FunnelStep, ...], int]:
+    """The funnel of a request that names neither workers nor taints, by the filters that apply to
+    every request, and the slots that are left. No slots: all filters decide."""
+    request, registry = context.request, view.registry
+    if (
+        context.pin is not None
+        or context.constraints.items
+        or context.domain is not None
+        or context.capacity_mask is not None
+        or request.session is not None
+        or request.served_name is not None
+        or request.worker_set is not None
+        or request.allowed_worker_ids is not None
+        or view.profile.filters is not FILTERS
+    ):
+        return (), 0
+    model = registry.model(request.model)
+    return _plain_funnel(
+        registry.alive, model, context.role_mask, registry.unavailable, view.busy.mask
+    )
+
+
+@lru_cache(maxsize=256)
+def _plain_funnel(
+    alive: int, model: int, roles: int, unavailable: int, busy: int
+) -> tuple[tuple[FunnelStep, ...], int]:
+    """The steps of :func:`_pass_plainly`. Fleets change rarely, so the same masks occur again."""
+    passing = {
+        "model": model,
+        "role": roles,
+        "available": ~unavailable,
+        "taints": -1,
+        "busy": ~busy,
+    }
+    funnel = []
+    mask = alive
+    for name, slots in passing.items():
+        left = mask & slots
+        funnel.append(_step(name, mask.bit_count(), left.bit_count()))
+        mask = left
+    return tuple(funnel), mask
+
+
+def _pass_filters(
+    view: RoutingView, context: SelectionContext, detail: bool
+) -> tuple[tuple[FunnelStep, ...], int, BoundWorker | None]:
+    """The funnel by all filters, the slots that are left, and the worker of the session."""
+    funnel, rejected, mask = _apply_filters(view, context)
+    bound = None
+    if context.request.session is not None and mask:
+        bound = _bound_worker(view, context, rejected)
+        if bound is not None:
+            mask = _within_bound(view, bound, funnel, rejected, mask)
+    if detail or not mask:
+        funnel = _with_reasons(view, context, funnel, rejected, detail)
+    return tuple(funnel), mask, bound
 
 
 def _apply_filters(

@@ -68,14 +68,14 @@ class SessionTable:
     """The bindings of sessions. ``ttl_s``: seconds after the last request of a session; None: no
     session is bound. The time of a binding starts again when a request of it begins and ends."""
 
-    __slots__ = ("_bound", "_running", "most", "ttl_s")
+    __slots__ = ("_bound", "most", "running", "ttl_s")
 
     def __init__(self, ttl_s: float | None = None, most: int = MOST_SESSIONS) -> None:
         self.ttl_s = ttl_s
         self.most = most
         self._bound: OrderedDict[_Place, _Binding] = OrderedDict()
         """the one whose time ends first comes first"""
-        self._running: dict[tuple[str, Stage], _Place] = {}
+        self.running: dict[tuple[str, Stage], _Place] = {}
         """request and hop -> its session"""
 
     def __len__(self) -> int:
@@ -102,7 +102,7 @@ class SessionTable:
             bound = self._bound[place] = _Binding(ref, now)
         bound.ref = ref
         bound.running += 1
-        self._running[request_id, stage] = place
+        self.running[request_id, stage] = place
         self._touch(place, bound, now)
         self.expire(now)
         while len(self._bound) > self.most:
@@ -110,7 +110,7 @@ class SessionTable:
 
     def end(self, request_id: str, stage: Stage, now: float) -> None:
         """A request ended on one hop."""
-        place = self._running.pop((request_id, stage), None)
+        place = self.running.pop((request_id, stage), None)
         bound = None if place is None else self._bound.get(place)
         if place is not None and bound is not None:
             bound.running = max(0, bound.running - 1)
@@ -131,7 +131,7 @@ class SessionTable:
     def clear(self) -> None:
         """Forget all bindings."""
         self._bound.clear()
-        self._running.clear()
+        self.running.clear()
 
     def _touch(self, place: _Place, bound: _Binding, now: float) -> None:
         bound.until = max(bound.until, now + (self.ttl_s or 0.0))
@@ -152,7 +152,7 @@ class SessionTable:
                 [*place, bound.ref.worker_id, bound.ref.dp_rank, bound.until]
                 for place, bound in self._bound.items()
             ],
-            "running": [[*request, *place] for request, place in self._running.items()],
+            "running": [[*request, *place] for request, place in self.running.items()],
         }
 
     def load(self, plain: Mapping[str, Any]) -> None:
@@ -165,7 +165,7 @@ class SessionTable:
             ref = WorkerWithDpRank(worker_id, dp_rank)
             self._bound[key, model, stage] = _Binding(ref, until)
         for request_id, on, key, model, stage in running:
-            self._running[request_id, on] = (key, model, stage)
+            self.running[request_id, on] = (key, model, stage)
             bound = self._bound.get((key, model, stage))
             if bound is not None:
                 bound.running += 1

@@ -25,7 +25,7 @@ from router_core import (
     flip,
     flips,
 )
-from router_core.changes import ConfigSet, Freed, WorkerLost
+from router_core.changes import Booked, ConfigSet, Freed, WorkerAvailability, WorkerLost
 from router_core.cost import draw_two, pair_probabilities
 from router_core.counterfactual import loses, with_load
 from router_core.devices import DeviceBudget
@@ -344,6 +344,39 @@ def test_a_restored_router_decides_the_same(mode: str) -> None:
     for n in range(20):
         samples = (n / 20, n / 20)
         assert copy.plan(asking, samples=samples) == made.plan(asking, samples=samples)
+
+
+@pytest.mark.parametrize("mode", sorted(PROFILES))
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["aggregated", "prefill", "decode"]),
+            st.booleans(),
+            st.booleans(),
+            st.integers(0, 3),
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_a_request_without_wishes_passes_the_same_filters_as_in_a_dry_run(
+    mode: str, rows: list[tuple[str, bool, bool, int]]
+) -> None:
+    made = router(
+        *(worker(n, role=row[0], can_prefill=row[1]) for n, row in enumerate(rows, 1)),
+        router_mode=mode,
+        active_prefill_tokens_threshold=20,
+    )
+    for number, (_, _, available, requests) in enumerate(rows, 1):
+        made.apply(WorkerAvailability(number, None if available else "ejected"), 0.0)
+        for turn in range(requests):
+            made.apply(Booked(f"{number}-{turn}", "aggregated", number, 0, prefill_tokens=16), 0.0)
+    plain, explained = (made.plan(request(33), detail=detail) for detail in (False, True))
+    for quick, whole in ((plain.prefill, explained.prefill), (plain.decode, explained.decode)):
+        if quick is not None and whole is not None:
+            counts = [(step.filter, step.entered, step.left) for step in whole.funnel]
+            assert [(step.filter, step.entered, step.left) for step in quick.funnel] == counts
+            assert (quick.winner, quick.refs) == (whole.winner, whole.refs)
 
 
 def spot(name: str) -> WorkerFilter:

@@ -177,7 +177,7 @@ def test_what_is_derived_is_what_follows_from_bookings_reports_and_workers(
         fresh.load_dump(made.busy.dump())
         assert (made.busy.mask, made.busy.busy_ranks) == (fresh.mask, fresh.busy_ranks)
         booked = {(one.request_id, one.stage) for one in load}
-        assert made.learned._leases.keys() <= booked
+        assert made.learned.leases.keys() <= booked
     for worker_ in list(made.registry):
         made.apply(c.WorkerLost(worker_.worker_id), 1_000.0)
     swept(made)

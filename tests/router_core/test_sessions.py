@@ -272,7 +272,7 @@ def test_the_requests_of_a_session_are_those_that_are_booked(steps: list[tuple[A
             case _:
                 made.apply(c.Expired(), float(at))
         booked = {(one.request_id, one.stage) for one in made.load}
-        assert made.sessions._running.keys() == booked
+        assert made.sessions.running.keys() == booked
         bound = made.sessions._bound.values()
         assert sum(one.running for one in bound) == len(booked)
     for name in "abcd":

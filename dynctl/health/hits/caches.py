@@ -449,7 +449,7 @@ def _computes_prompts(router: Router, slot: int) -> bool:
     """Whether prompts may go to a worker: all that do not only decode, or else those that can."""
     registry = router.registry
     mask = registry.model(registry.worker(slot).model)
-    mask = mask & ~registry.role(Role.DECODE) or mask & registry.can_prefill
+    mask = mask & ~registry.roles[Role.DECODE] or mask & registry.can_prefill
     return bool(mask >> slot & 1)
 
 

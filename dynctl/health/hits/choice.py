@@ -105,7 +105,7 @@ def _is_elsewhere(request: Request, router: Router, worker: Worker, chosen: Work
         return True
     # A prefill worker is a candidate while its domain has a free decode worker.
     registry = router.registry
-    answering = registry.model(request.arrived.model) & registry.role(Role.DECODE)
+    answering = registry.model(request.arrived.model) & registry.roles[Role.DECODE]
     answering &= registry.taint(f"{TOPOLOGY_PREFIX}{domain}={worker.domains[domain]}")
     return not answering & ~registry.unavailable & ~router.busy.mask
 

@@ -672,7 +672,7 @@ def _prompt_ranks(router: Router | None, model: str) -> tuple[int, str]:
         return 0, model
     registry = router.registry
     mask = registry.model(model)
-    mask = mask & ~registry.role(Role.DECODE) or mask & registry.can_prefill
+    mask = mask & ~registry.roles[Role.DECODE] or mask & registry.can_prefill
     if mask:
         model = registry.worker((mask & -mask).bit_length() - 1).model
     return mask, model

@@ -237,7 +237,7 @@ class SelectionApi:
         registry = self._service.router.registry
         error, members = refusal(plan, self._service.router.config), registry.model(plan.model)
         for hop, role in (("prefill", Role.PREFILL), ("decode", Role.DECODE)):
-            if hops != hop and members and members == members & registry.role(role):
+            if hops != hop and members and members == members & registry.roles[role]:
                 error.message += f'; this router has {hop} workers only: send "hops": "{hop}"'
         return error
 
@@ -259,7 +259,7 @@ class SelectionApi:
             return service.plan_hop(request, "decode", after=after)
         if hops == "prefill":
             members = registry.model(request.model)
-            if members and members == members & registry.role(Role.PREFILL):
+            if members and members == members & registry.roles[Role.PREFILL]:
                 return service.plan_hop(request, "prefill")
         return service.plan(request)
 
