@@ -140,6 +140,40 @@ async def test_messages_arrive_again_after_the_connection_is_lost(
         await heard(again, 2, b)
 
 
+@pytest.mark.parametrize("fault", ["killed", "silent"])
+async def test_what_is_published_while_nats_is_lost_arrives_afterwards(
+    fault: str, tmp_path: Path
+) -> None:
+    """All connect again by themselves, readers up to a second later; and what was sent to a server
+    that did not respond any more is sent again."""
+    async with network("nats", tmp_path) as net:
+        a, b = net.join("a"), net.join("b")
+        number = await heard(a, 1, b)
+        assert net.nats is not None
+        first = number
+
+        async def publish(count: int) -> None:
+            nonlocal number
+            for _ in range(count):
+                assert a.plane.publish(envelope(1, number))
+                number += 1
+                await asyncio.sleep(0.01)
+
+        if fault == "killed":
+            await net.nats.kill()
+            await publish(100)
+            await until(lambda: "CHANNEL_DISCONNECTED" in b.codes())
+            await net.nats.start()
+        else:
+            with net.nats.frozen():
+                await publish(100)
+                await until(lambda: "CHANNEL_DISCONNECTED" in b.codes())
+        await publish(50)
+        await until(lambda: number - 1 in b.messages(1))
+        assert [each for each in b.messages(1) if each >= first] == list(range(first, number))
+        assert "EVENTS_DROPPED" not in b.codes()
+
+
 @pytest.mark.parametrize("kind", ["zmq", "nats"])
 async def test_what_is_published_at_the_end_still_arrives(kind: str, tmp_path: Path) -> None:
     async with network(kind, tmp_path) as net:

@@ -53,8 +53,8 @@ class NatsBounds:
     dial: float = 2.0
     connect: float = 4.5
     retry: float = 0.1
-    retry_max: float = 2.0
-    ping: float = 5.0
+    retry_max: float = 1.0
+    ping: float = 1.0
 
 
 class NatsEventPlane:

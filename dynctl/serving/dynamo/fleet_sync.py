@@ -270,7 +270,7 @@ class FleetSync(SharedBookings):
             pool = f"{channel.scope.namespace}.{channel.scope.component}"
             transport = channel.transport
             address = transport.endpoint if isinstance(transport, ZmqTransport) else ""
-            name = f"Dynamo router {router_id:x} of {pool}"
+            name = f"router {router_id:x} of {pool}"
             router = self._routers[channel] = _Router(name, address, self._clock(), router_id)
             _log.info("%s shares its load", name)
         router.heard_at = self._clock()
@@ -299,7 +299,7 @@ class FleetSync(SharedBookings):
         self._service.set_condition(
             codes.REPLICA_BEHIND,
             router.name,
-            f"{router.lost:,} of its messages were lost, and Dynamo does not send them again: "
+            f"{router.lost:,} of its messages were lost, and no router sends them again: "
             f"requests that ended in them count until they expire, after {limit:g} s",
         )
 
