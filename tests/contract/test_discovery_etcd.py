@@ -1,9 +1,7 @@
 """The etcd client against real servers that die, want a password, or speak TLS."""
 
 import asyncio
-import shutil
 import socket
-import subprocess
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import closing
@@ -16,6 +14,7 @@ from dynctl.adapters.etcd import discovery as discovery_etcd
 from dynctl.adapters.etcd.grpc import Etcd3Discovery
 from dynctl.adapters.ports import Deleted, DiscoveryChange, DiscoveryEntry, Interrupted, Listed, Put
 from dynctl.base.errors import Unreachable, UsageProblem
+from tests.contract.certificates import own_certificate
 from tests.contract.etcd_server import EtcdServer
 from tests.ports import free_port
 from tests.waiting import patience
@@ -49,18 +48,7 @@ def locked_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServ
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate that is its own authority, and its key."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("no openssl program to make a certificate with")
-    folder = tmp_path_factory.mktemp("certificate")
-    paths = folder / "certificate.pem", folder / "key.pem"
-    command = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    command += ["-nodes", "-days", "2", "-subj", "/CN=etcd-test"]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1"]
-    command += ["-out", str(paths[0]), "-keyout", str(paths[1])]
-    subprocess.run(command, check=True, capture_output=True)
-    return paths
+    return own_certificate(tmp_path_factory.mktemp("certificate"))
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from dynctl.adapters.zmq.dynamo_events import ZmqBounds, ZmqEventPlane
 from dynctl.base.errors import Unreachable, UsageProblem
 from dynctl.wire.dynamo.discovery import KV_EVENTS, EventChannel, NatsTransport, ZmqTransport
 from dynctl.wire.dynamo.events import encode_envelope, encode_zmq_frames
+from tests.contract.certificates import own_certificate
 from tests.contract.event_rigs import (
     NAME,
     SCOPE,
@@ -260,6 +261,21 @@ async def test_credentials(tmp_path, caplog, config, accepted, refused):
     if not accepted.nkey_seed:
         assert "uthorization" in caught.value.message
         assert "NATS_AUTH_USERNAME" in caught.value.hint
+
+
+async def test_the_end_of_a_tls_connection_warns_of_nothing(tmp_path, caplog):
+    """Of a server that goes, too: asyncio has a warning that only a library can heed."""
+    certificate, key = own_certificate(tmp_path)
+    config = f'tls {{ cert_file: "{certificate}", key_file: "{key}" }}'
+    async with nats_server(tmp_path, config) as server:
+        plane = nats_plane(server, auth(ca_file=str(certificate)))
+        heard = Recorder()
+        async with running(plane.follow(CHANNEL, heard).run()):
+            await heard.until_code("CHANNEL_CONNECTED")
+            await server.kill()
+            await heard.until_code("CHANNEL_DISCONNECTED")
+        await plane.close()
+    assert "eof_received" not in caplog.text
 
 
 async def test_credentials_in_the_address(tmp_path):

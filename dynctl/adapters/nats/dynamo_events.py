@@ -39,6 +39,15 @@ logging.getLogger("nats").addHandler(logging.NullHandler())
 logging.getLogger("nats").propagate = False
 
 
+def _concerns_users(record: logging.LogRecord) -> bool:
+    """The library begins TLS on a connection whose reader stays as it was, and at the end of each
+    asyncio warns of that."""
+    return "eof_received() has no effect when using ssl" not in record.getMessage()
+
+
+logging.getLogger("asyncio").addFilter(_concerns_users)
+
+
 @dataclass(frozen=True, slots=True)
 class NatsBounds:
     """``pending_messages`` and ``pending_bytes``: messages of one subject that wait for us;
