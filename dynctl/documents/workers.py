@@ -31,6 +31,7 @@ class ReportedLoad(msgspec.Struct, frozen=True):
 
 
 #: The status of an engine that was never reached: what it publishes is unknown.
+DOUBTED: Final = "in doubt"
 UNREACHED: Final = "unknown"
 
 
@@ -87,8 +88,9 @@ class StreamState(msgspec.Struct, frozen=True):
 
 
 class WorkerRow(msgspec.Struct, frozen=True):
-    """One worker with its ranks. ``status``: ready or unavailable, and ``reason`` why; unknown for
-    an engine that was never reached.
+    """One worker with its ranks. ``status``: ready, or one of these, and ``reason`` why:
+    unavailable; in doubt (it failed, and gets requests because too few others are well); unknown
+    for an engine that was never reached.
 
     ``device``: ``cpu`` or the kind of its accelerator; absent where it is unknown.
     ``worker_sets``: the sets that it serves, of a Dynamo; prefill workers hand over to decode
@@ -114,6 +116,11 @@ class WorkerRow(msgspec.Struct, frozen=True):
     device: str | UnsetType = UNSET
     worker_sets: list[str] | UnsetType = UNSET
     other_names: list[str] | UnsetType = UNSET
+
+    @property
+    def gets_requests(self) -> bool:
+        """Whether the router may choose it."""
+        return self.status in ("ready", DOUBTED)
 
     @property
     def served_names(self) -> list[str]:
@@ -324,8 +331,15 @@ def rank_rows(
     return ranks
 
 
-def worker_row(worker: Worker, ranks: Sequence[RankRow], reason: str | None = None) -> WorkerRow:
-    """The row of a worker. ``reason``: why it is unavailable."""
+def worker_row(
+    worker: Worker,
+    ranks: Sequence[RankRow],
+    reason: str | None = None,
+    doubt: str | None = None,
+) -> WorkerRow:
+    """The row of a worker. ``reason``: why it is unavailable. ``doubt``: how it failed, where it
+    gets requests all the same."""
+    sick = "unavailable" if reason is not None else DOUBTED
     return WorkerRow(
         name=worker.name,
         worker_id=worker.worker_id,
@@ -336,8 +350,8 @@ def worker_row(worker: Worker, ranks: Sequence[RankRow], reason: str | None = No
         kv_events=worker.kv_events,
         endpoint=worker.endpoint,
         runtime_config=worker.runtime_config.to_dict(),
-        status="ready" if reason is None else "unavailable",
-        reason=reason,
+        status="ready" if reason is None and doubt is None else sick,
+        reason=doubt if reason is None else reason,
         busy=bool(ranks) and all(rank.busy for rank in ranks),
         domains=dict(worker.domains),
         routed_by=_routed_by(worker, ranks),

@@ -200,7 +200,7 @@ def _bounded_conditions(derived: Iterable[Derived]) -> Iterator[Derived]:
 
 
 def _model_health(name: str, rows: Sequence[WorkerRow], *, pools: bool) -> ModelHealth:
-    available = [row for row in rows if row.status == "ready"]
+    available = [row for row in rows if row.gets_requests]
     ready, registered = _count_by_role(available), _count_by_role(rows)
     missing: tuple[str, ...] = ()
     if not any(map(_serves_alone, available)):
@@ -253,7 +253,7 @@ def _busy_roles(by_model: Mapping[str, Sequence[WorkerRow]]) -> Iterator[Derived
     for model, rows in by_model.items():
         roles: dict[str, list[WorkerRow]] = defaultdict(list)
         for row in rows:
-            if row.status == "ready":
+            if row.gets_requests:
                 roles[row.role].append(row)
         for role, ready in roles.items():
             if all(row.busy for row in ready):

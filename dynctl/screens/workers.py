@@ -284,7 +284,7 @@ def _worker_notes(workers: Sequence[WorkerRow]) -> Iterator[str]:
 def _unavailable(worker: WorkerRow) -> str:
     if worker.cordoned:
         return ""
-    return "not reachable yet: " if worker.status == UNREACHED else "unavailable: "
+    return "not reachable yet: " if worker.status == UNREACHED else f"{worker.status}: "
 
 
 def _busy_ranks(worker: WorkerRow) -> Iterator[str]:
@@ -347,6 +347,9 @@ def _index(worker: WorkerRow) -> str:
         return f"{plural(sum(rank.gaps for rank in worker.ranks), 'gap')}"
     if state == "absent":
         return "unknown"
+    if state == "current" and worker.status != "ready" and not worker.cordoned:
+        # It may hang: then no event shows what it caches now.
+        return "unknown" if oldest is None else f"as of {age(oldest)} ago"
     return state if oldest is None else f"{state}, {age(oldest)}"
 
 

@@ -299,9 +299,9 @@ class Fleet:
                 runtime_config=_specified_config(spec),
             )
         ranks = rank_rows(router, worker, self._service.clock(), member.waiting)
-        reason = router.registry.unavailable_reason(spec.worker_id)
+        reason, doubt = router.registry.unavailable_reason(spec.worker_id), member.reason
         return lambda: engine_row(
-            worker_row(worker, ranks, reason),
+            worker_row(worker, ranks, reason, doubt),
             source=member.source,
             endpoint=spec.url,
             events=states,
@@ -345,7 +345,8 @@ class Fleet:
                     states = self.streams_by_worker()
                 events = states.get(worker.worker_id, {})
                 ranks = [engine_rank(rank, events.get(rank.dp_rank)) for rank in ranks]
-            yield worker_row(worker, ranks, reason)
+            member = self._by_id.get(worker.worker_id)
+            yield worker_row(worker, ranks, reason, None if member is None else member.reason)
 
     def unregistered(self) -> list[WorkerRow]:
         """Engines whose model is unknown yet, or that are not routable."""

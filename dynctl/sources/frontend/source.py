@@ -136,7 +136,7 @@ class FrontendSource:
         """
         answers = [client.workers_and_replicas() for client in self.clients]
         for client, answer in zip(self.clients, answers, strict=True):
-            rows = [row for row in answer.workers if row.name == worker and row.status == "ready"]
+            rows = [row for row in answer.workers if row.name == worker and row.gets_requests]
             if cordoned and rows:
                 raise Unreachable(
                     f"{client.url}: {worker} is not cordoned any more; the frontend restarted, or "

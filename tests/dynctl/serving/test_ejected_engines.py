@@ -102,6 +102,11 @@ async def test_while_most_probes_fail_all_workers_in_doubt_get_requests():
         await until(lambda: holds(fleet, "TOO_FEW_WELL", "demo aggregated"))
         assert {reason(fleet, name) for name in ("e0", "e1", "e2")} == {None}
         assert {(await fleet.stream(f"{i}"))[0] for i in range(6)} == {200}
+        # They get requests, and no screen shows them as well.
+        _, listed = await fleet.get("/v1/workers")
+        assert {row["status"] for row in listed["workers"]} == {"in doubt"}
+        assert all("did not respond" in row["reason"] for row in listed["workers"])
+        assert not holds(fleet, "MODEL_NOT_SERVED", "demo")
         for engine in engines:
             engine.healthy = answers(b"", "text/plain")
         await until(lambda: not holds(fleet, "TOO_FEW_WELL", "demo aggregated"))
