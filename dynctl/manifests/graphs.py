@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from dynctl.base.json_fields import mapping, sequence, text
+from dynctl.base.json_fields import count, mapping, sequence, text
 from dynctl.manifests.files import Manifest
 from dynctl.manifests.pod_placement import allowed_values
 from router_core import Role
@@ -79,6 +79,8 @@ def _from_words(words: Sequence[str]) -> Role | None:
 
 GRAPH: Final = "DynamoGraphDeployment"
 GRAPH_GROUP: Final = "nvidia.com"
+GRAPHS: Final = "dynamographdeployments"
+GRAPHS_RESOURCE: Final = f"{GRAPHS}.{GRAPH_GROUP}"
 GRAPH_VERSIONS: Final = ("v1alpha1", "v1beta1")
 TOPOLOGY_KINDS: Final = ("ClusterTopology", "ClusterTopologyBinding")
 WORKER_TYPES: Final = frozenset({"worker", "prefill", "decode"})
@@ -109,6 +111,12 @@ class Component:
     body: Mapping[str, Any]
 
     @property
+    def pods(self) -> int:
+        """The number of its pods: each replica has one on each of its nodes."""
+        nodes = count(mapping(self.body.get("multinode")).get("nodeCount"))
+        return self.replicas * max(1, nodes)
+
+    @property
     def is_worker(self) -> bool:
         """Whether the operator writes the policy into its pods."""
         return self.type in WORKER_TYPES
@@ -134,6 +142,11 @@ class Graph:
     @property
     def workers(self) -> tuple[Component, ...]:
         return tuple(component for component in self.components if component.is_worker)
+
+    @property
+    def worker_pods(self) -> int:
+        """The number of worker pods in its spec."""
+        return sum(component.pods for component in self.workers)
 
     def of_role(self, role: Role) -> tuple[Component, ...]:
         return tuple(worker for worker in self.workers if worker.role == role)

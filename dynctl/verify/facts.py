@@ -14,7 +14,7 @@ from dynctl.adapters.ports import AccessReview
 from dynctl.health.deployment import Deployment
 from dynctl.health.facts import Unread
 from dynctl.manifests.files import Manifest
-from dynctl.wire.kubernetes.objects import Endpoint, KubeDeployment, Node, Pod, PodEvent
+from dynctl.wire.kubernetes.objects import Endpoint, KubeDeployment, Node, ObjectEvent, Pod
 from dynctl.wire.kubernetes.worker_metadata import WorkerMetadata
 
 T = TypeVar("T")
@@ -95,7 +95,8 @@ class ClusterFacts:
     ``grove_sets``: names of the PodCliqueSets, as ``namespace/name``. ``other_pods``: existing pods
     that own metadata and are not among ``pods``, looked up only with ``wanted``. ``files``,
     ``logs``: only of the pods whose files and logs were read. ``silent_nodes``: node -> how it is
-    known that its kubelet does not respond.
+    known that its kubelet does not respond. ``warnings``: events about workers that do not run, and
+    about pods that could not be created.
     """
 
     title: str
@@ -110,7 +111,7 @@ class ClusterFacts:
     topologies: Listing[Manifest] = ()
     nodes: Listing[Node] = ()
     pods: Listing[Pod] = ()
-    events: Listing[PodEvent] = ()
+    events: Listing[ObjectEvent] = ()
     endpoints: Listing[Endpoint] = ()
     metadata: Listing[WorkerMetadata] = ()
     operators: Listing[KubeDeployment] = ()
@@ -121,6 +122,7 @@ class ClusterFacts:
     files: Mapping[PodKey, Mapping[str, TopologyFile] | Unread] = field(default_factory=dict)
     logs: Mapping[PodKey, StartLog | Unread] = field(default_factory=dict)
     silent_nodes: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[ObjectEvent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

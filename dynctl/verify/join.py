@@ -27,7 +27,7 @@ from dynctl.manifests.graphs import (
 from dynctl.verify.chain import ChainLink, DomainChain, LinkName, WorkerChain
 from dynctl.verify.claims import AddressClaims, CardKey, MetadataClaims, card_key
 from dynctl.verify.facts import ClusterFacts, Listing, PodKey, RouterView, T, VerifyFacts
-from dynctl.verify.pod_spec import is_encoder, is_follower, registered_elsewhere, replica_of
+from dynctl.verify.pod_spec import is_encoder, is_follower, replica_of, why_not_in_kubernetes
 from dynctl.verify.policy import GraphPolicy, policy_of, policy_of_pods
 from dynctl.wire.kubernetes.names import (
     COMPONENT_LABEL,
@@ -43,7 +43,7 @@ _TAINT: Final = "dynamo.topology/"
 _FOLLOWS: Final = "only the leader of a replica registers"
 _NO_MODEL: Final = "an encoder registers no model"
 _EARLIER: Final = "registered by an earlier pod of this name"
-_ELSEWHERE: Final = ""
+_REGISTRY: Final = ""
 """The key of the registrations in another backend than Kubernetes."""
 _ENDED: Final = ("Succeeded", "Failed")
 NOT_SAMPLED: Final = "not read; --exec all reads all files"
@@ -189,13 +189,13 @@ class _Join:
             for graph, pods in graphs
             for pod, component, kind in _worker_pods(graph, pods)
         ]
-        self._claims = AddressClaims(workers, self._deployments.get(_ELSEWHERE, Deployment()))
+        self._claims = AddressClaims(workers, self._deployments.get(_REGISTRY, Deployment()))
 
     def cards_of(self, pods: Iterable[Pod]) -> set[CardKey]:
         """The registrations of ``pods``, and those that belong to one of several."""
-        elsewhere = self._facts.registry is not None
+        has_registry = self._facts.registry is not None
         return {
-            card_key(_ELSEWHERE if elsewhere else pod.namespace, card)
+            card_key(_REGISTRY if has_registry else pod.namespace, card)
             for pod in pods
             for claim in [self._claims.claim_of(pod)]
             for card in (*claim.cards, *claim.among)
@@ -308,7 +308,7 @@ class _Join:
             return _EARLIER
         if worker.cards or worker.pod is None:
             return ""
-        return registered_elsewhere(worker.pod)
+        return why_not_in_kubernetes(worker.pod)
 
 
 def _with_graph(router: RouterView, ids: Mapping[str, Collection[int]]) -> RouterView:
@@ -453,7 +453,7 @@ def _other_registrations(facts: VerifyFacts) -> dict[str, Deployment]:
     registry = facts.registry
     if registry is None or isinstance(registry.deployment, Unread):
         return {}
-    return {_ELSEWHERE: registry.deployment}
+    return {_REGISTRY: registry.deployment}
 
 
 def _by_metadata(metadata: Iterable[WorkerMetadata]) -> dict[str, Deployment]:

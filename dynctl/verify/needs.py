@@ -12,10 +12,10 @@ from dynctl.findings.runner import Found, Skipped, found
 from dynctl.health.facts import Unread
 from dynctl.verify.chain import WorkerChain
 from dynctl.verify.facts import ClusterFacts, PodKey
-from dynctl.verify.join import JoinedFacts, VerifiedGraph
+from dynctl.verify.join import JoinedFacts
+from dynctl.verify.wording import restart_fix
 from dynctl.wire.kubernetes.objects import Pod
 
-_ENDED: Final = ("Succeeded", "Failed")
 NO_CLUSTER: Final = "no cluster was read"
 
 
@@ -40,20 +40,25 @@ def key_of(worker: WorkerChain) -> PodKey:
     return pod.namespace, pod.name
 
 
+def about_pod(worker: WorkerChain, **arguments: object) -> Found:
+    """A finding about a worker that a restart mends."""
+    return found(worker.subject, restart=restart_fix(pod_of(worker)), **arguments)
+
+
+def about_log(worker: WorkerChain, **arguments: object) -> Found:
+    """A finding about a worker whose log has the reason."""
+    pod = pod_of(worker)
+    return about_pod(worker, pod=pod.name, namespace=pod.namespace, **arguments)
+
+
 def differing(worker: WorkerChain, differs: Iterable[str]) -> Found:
     """A finding that parts of the worker differ from what is before them."""
-    pod = pod_of(worker)
-    return found(worker.subject, differs="; ".join(differs), pod=pod.name, namespace=pod.namespace)
-
-
-def live(graph: VerifiedGraph) -> list[WorkerChain]:
-    """The graph's worker pods that have not ended (evicted pods stay for a while)."""
-    return [worker for worker in graph.workers if worker.pod and worker.pod.phase not in _ENDED]
+    return about_pod(worker, differs="; ".join(differs))
 
 
 def live_workers(joined: JoinedFacts) -> list[WorkerChain]:
-    """The live worker pods of all graphs with a policy."""
-    return [worker for graph in joined.governed for worker in live(graph)]
+    """The worker pods of all graphs with a policy."""
+    return [worker for graph in joined.governed for worker in graph.workers]
 
 
 # -- needs -----------------------------------------------------------------------------------------

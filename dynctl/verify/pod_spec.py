@@ -41,6 +41,20 @@ def engine(pod: Pod) -> Container | None:
     )
 
 
+def why_not_running(pod: Pod) -> str:
+    """Why the engine of a pod does not run; empty if it runs."""
+    main = engine(pod) or pod.main
+    if pod.phase != "Pending" and (main is None or main.running_since is not None):
+        return ""
+    if not pod.node:
+        return "not scheduled"
+    if main is not None and main.waiting:
+        return main.waiting
+    if main is not None and main.last_end is not None:
+        return f"ended with exit code {main.last_end.exit_code}"
+    return f"not started on {pod.node}"
+
+
 def is_weight(value: object, wanted: float | None) -> bool:
     """Whether ``value`` (a number, its text, or None) is the float32 ``wanted``; None is equal."""
     if value is None or wanted is None:
@@ -186,7 +200,7 @@ def backend_of(pod: Pod) -> str:
     return (value or pod.labels.get(DISCOVERY_BACKEND_LABEL, "")).strip().lower()
 
 
-def registered_elsewhere(pod: Pod) -> str:
+def why_not_in_kubernetes(pod: Pod) -> str:
     """The backend other than Kubernetes in which a pod registers, as a reason; else empty."""
     backend = backend_of(pod)
     return (

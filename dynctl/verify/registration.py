@@ -17,10 +17,10 @@ from dynctl.health.facts import Unread
 from dynctl.verify.chain import WorkerChain
 from dynctl.verify.facts import ClusterFacts, PodKey, StartLog
 from dynctl.verify.join import JoinedFacts
-from dynctl.verify.needs import NO_CLUSTER, in_cluster, live, pod_of
-from dynctl.verify.pod_spec import KUBERNETES, backend_of, registered_elsewhere
+from dynctl.verify.needs import NO_CLUSTER, in_cluster, pod_of
+from dynctl.verify.pod_spec import KUBERNETES, backend_of, why_not_in_kubernetes
 from dynctl.verify.root_causes import log_of, stuck_at_start
-from dynctl.verify.wording import tally
+from dynctl.verify.wording import Tally
 from dynctl.wire.kubernetes.names import DISCOVERY_ENABLED_LABEL
 from dynctl.wire.kubernetes.objects import Pod
 from dynctl.wire.kubernetes.worker_metadata import PLURAL, WorkerMetadata, instance_id
@@ -87,8 +87,8 @@ def registration_gap(joined: JoinedFacts, worker: WorkerChain) -> Skipped | None
     if cluster is None or worker.pod is None:
         return Skipped(NO_CLUSTER)
     if registry is None:
-        if elsewhere := registered_elsewhere(worker.pod):
-            return Skipped(elsewhere)
+        if reason := why_not_in_kubernetes(worker.pod):
+            return Skipped(reason)
         if isinstance(cluster.metadata, Unread):
             return Skipped(f"registered workers: {cluster.metadata.why}", unread=True)
     explained = not_serving(joined, worker) or registration_refused(joined, worker)
@@ -96,7 +96,7 @@ def registration_gap(joined: JoinedFacts, worker: WorkerChain) -> Skipped | None
 
 
 def _missing_code(worker: WorkerChain) -> str:
-    if registered_elsewhere(pod_of(worker)):
+    if why_not_in_kubernetes(pod_of(worker)):
         return "DYT0707"
     if not pod_of(worker).ready:
         return "DYT0702"
@@ -108,20 +108,17 @@ def _missing_code(worker: WorkerChain) -> str:
 
 @dataclass(slots=True)
 class Cards:
-    """The workers whose own cards are known, and the reasons for the others.
+    """The workers whose own cards are known; the tally has the reasons for the others.
 
-    ``whole`` is the number of all workers, without further ranks of a replica and encoders, which
-    have no card.
+    Without further ranks of a replica and encoders, which have no card.
     """
 
     workers: list[WorkerChain] = field(default_factory=list)
-    unread: list[str] = field(default_factory=list)
-    elsewhere: list[str] = field(default_factory=list)
-    whole: int = 0
+    tally: Tally = field(default_factory=lambda: Tally("worker"))
 
-    def outcome(self, wrong: Sequence[Found], noun: str = "worker") -> Outcome:
-        judged = len(self.workers)
-        return tally(wrong, self.unread, judged, self.whole, noun, self.elsewhere)
+    def outcome(self, wrong: Sequence[Found]) -> Outcome:
+        self.tally.wrong += wrong
+        return self.tally.outcome(len(self.workers))
 
 
 def cards_of(joined: JoinedFacts, workers: Sequence[WorkerChain]) -> Cards:
@@ -131,12 +128,12 @@ def cards_of(joined: JoinedFacts, workers: Sequence[WorkerChain]) -> Cards:
     for worker in workers:
         if worker.follower or worker.encoder:
             continue
-        cards.whole += 1
+        cards.tally.whole += 1
         gap = registration_gap(joined, worker)
         if gap is not None:
-            (cards.unread if gap.unread else cards.elsewhere).append(gap.reason)
+            (cards.tally.unread if gap.unread else cards.tally.explained).append(gap.reason)
         elif has_stale_cards(joined, worker, uids):
-            cards.elsewhere.append("DYT0705")
+            cards.tally.explained.append("DYT0705")
         else:
             cards.workers.append(worker)
     return cards
@@ -150,7 +147,7 @@ def all_workers(joined: JoinedFacts) -> list[WorkerChain]:
     """
     if joined.cluster is None:
         return list(joined.loose)
-    return [worker for graph in joined.graphs for worker in live(graph)]
+    return [worker for graph in joined.graphs for worker in graph.workers]
 
 
 def registrations_read(joined: JoinedFacts) -> Skipped | None:

@@ -1,46 +1,51 @@
-"""Words for messages of checks, and the outcome of a check that could run only in part. Pure."""
+"""Words for messages of checks, and the tally of a check that can judge only some objects. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Final
 
 from dynctl.findings.runner import Found, Outcome, Passed, Skipped, Wrong, outcome
+from dynctl.wire.kubernetes.objects import Pod
 
 _LONGEST_EXCERPT: Final = 200
+_LOSES: Final = "one pod after the other: its running requests may fail, its KV cache is lost"
 
 
-def tally(
-    findings: Iterable[Found],
-    unread: Iterable[str],
-    judged: int,
-    whole: int,
-    noun: str,
-    elsewhere: Iterable[str] = (),
-) -> Outcome:
-    """The outcome of a check that could check ``judged`` of ``whole`` objects.
+@dataclass(slots=True)
+class Tally:
+    """What a check found in ``whole`` objects.
 
-    ``elsewhere``: codes or reasons for the others. The check passes only if each object was checked
-    or is explained by a code; else it is skipped.
+    ``unread``: what could not be read. ``explained``: of the objects that were not judged, the code
+    that explains it, or a reason in words.
     """
-    codes, words = _reasons(elsewhere)
-    why = "; ".join([*words, *([f"see {', '.join(codes)}"] if codes else [])])
-    counted = count_of(judged, whole, noun)
-    if why and judged < whole:
-        counted += f"; the others: {why}" if judged else f": {why}"
-    result = outcome(findings, unread, counted)
-    if isinstance(result, Passed) and (words or not judged):
-        return Skipped(counted if why else f"no {noun} to check")
-    if isinstance(result, Wrong) and words:
-        return Wrong(result.found, "; ".join(filter(None, [result.note, f"checked {counted}"])))
-    return result
 
+    noun: str
+    whole: int = 0
+    wrong: list[Found] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+    explained: list[str] = field(default_factory=list)
 
-def _reasons(elsewhere: Iterable[str]) -> tuple[list[str], list[str]]:
-    """The codes, such as ``DYT0403``, and the reasons in words, such as ``not read``."""
-    each = sorted({*elsewhere} - {""})
-    codes = [reason for reason in each if reason.startswith("DYT")]
-    return codes, [reason for reason in each if reason not in codes]
+    def outcome(self, judged: int | None = None) -> Outcome:
+        """``judged`` None: all but the explained ones.
+
+        The check passes only if each object was judged or is explained by a code.
+        """
+        judged = self.whole - len(self.explained) if judged is None else judged
+        each = sorted({*self.explained} - {""})
+        codes = [reason for reason in each if reason.startswith("DYT")]
+        words = [reason for reason in each if reason not in codes]
+        why = "; ".join([*words, *([f"see {', '.join(codes)}"] if codes else [])])
+        counted = count_of(judged, self.whole, self.noun)
+        if why and judged < self.whole:
+            counted += f"; the others: {why}" if judged else f": {why}"
+        result = outcome(self.wrong, self.unread, counted)
+        if isinstance(result, Passed) and (words or not judged):
+            return Skipped(counted if why else f"no {self.noun} to check")
+        if isinstance(result, Wrong) and words:
+            return Wrong(result.found, "; ".join(filter(None, [result.note, f"checked {counted}"])))
+        return result
 
 
 def count_of(part: int, whole: int, noun: str) -> str:
@@ -69,6 +74,12 @@ def by_graph(texts: Iterable[tuple[str, str]]) -> str:
 def quote(value: str) -> str:
     """``us-east-1a``, and ``""`` for an empty value."""
     return value or '""'
+
+
+def restart_fix(pod: Pod) -> str:
+    """The command that creates a pod again; for a serving one, what it costs."""
+    command = f"kubectl delete pod {pod.name} -n {pod.namespace}"
+    return f"{command} ({_LOSES})" if pod.ready else command
 
 
 def excerpt(text: str) -> str:

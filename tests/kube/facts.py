@@ -102,7 +102,7 @@ def facts_of(
         "topologies": _manifests([body for kind in topologies for body in by_kind[kind]]),
         "nodes": tuple(read.node(body) for body in by_kind.get("Node", ())),
         "pods": pods,
-        "events": tuple(filter(None, map(read.pod_event, by_kind.get("Event", ())))),
+        "events": tuple(map(read.object_event, by_kind.get("Event", ()))),
         "endpoints": tuple(
             endpoint
             for body in by_kind.get("EndpointSlice", ())

@@ -18,8 +18,9 @@ from tests.kube import crds, deployment, objects
 from tests.kube.actors import Simulation, living
 from tests.kube.actors.worker import with_config
 from tests.kube.command_line import Run
+from tests.kube.faults import FAULTS, fault_of, injected
 from tests.kube.objects import ZONE, Json, small
-from tests.kube.objects.events import label_missing
+from tests.kube.objects.events import event, label_missing
 from tests.waiting import patience
 
 VERIFY = ("topology", "verify")
@@ -386,3 +387,28 @@ def test_a_pod_that_is_replaced_between_two_lists_is_no_fault(tmp_path: Path) ->
     report = verify(facts)
     assert [one.code for one in report.checks if one.findings] == []
     assert meddled.lists_of_pods == 2
+
+
+# -- events about workers that do not run ----------------------------------------------------------
+
+
+def test_the_events_of_stopped_and_missing_workers_are_read(
+    dynctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with injected(fault_of(FAULTS, "pod-not-scheduled")) as sim:
+        path = sim.viewer_kubeconfig(tmp_path / "kubeconfig")
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        message = "0/4 nodes are available: 2 node(s) were unschedulable."
+        sim.store.create(event(sim.pod(DECODE), "FailedScheduling", message, at=sim.clock.now))
+        sim.server.requests.clear()
+        ran = dynctl(*VERIFY, "-o", "json")
+        selectors = [
+            request.query.get("fieldSelector")
+            for request in sim.server.requests
+            if request.path.endswith("/events")
+        ]
+
+    assert selectors == ["reason=TopologyLabelMissing", f"involvedObject.name={DECODE}"]
+    [finding] = ran.checks["DYT0410"]["findings"]
+    assert f"; event FailedScheduling, 0 s ago: {message}" in finding["value"]
+    assert finding["fix"].endswith("decode-a: kubectl edit dynamographdeployment my-llm -n prod")

@@ -9,14 +9,14 @@ from typing import Final
 from dynctl.adapters.ports import AccessReview
 from dynctl.findings.runner import Check, Found, Outcome, Passed, Skipped, found, outcome
 from dynctl.health.facts import Unread
-from dynctl.manifests.graphs import GRAPH_GROUP, GRAPH_VERSIONS
+from dynctl.manifests.graphs import GRAPH_VERSIONS, GRAPHS_RESOURCE
 from dynctl.verify.join import JoinedFacts
 from dynctl.verify.needs import cluster_of, has_cluster
 from dynctl.verify.pod_spec import KUBERNETES, backend_of
 from dynctl.verify.wording import some
+from dynctl.wire.kubernetes.worker_metadata import GROUP, PLURAL
 
-GRAPHS_RESOURCE: Final = f"dynamographdeployments.{GRAPH_GROUP}"
-METADATA_RESOURCE: Final = f"dynamoworkermetadatas.{GRAPH_GROUP}"
+_METADATA_RESOURCE: Final = f"{PLURAL}.{GROUP}"
 _DEFINITION: Final = "CustomResourceDefinition"
 #: Resource -> what verify cannot check without a permission for it; the most important first.
 _LOST: Final[Mapping[str, str]] = {
@@ -63,13 +63,13 @@ def _serves_metadata(joined: JoinedFacts) -> Outcome:
     served = cluster_of(joined).served
     if isinstance(served, Unread):
         return Skipped(f"resources: {served.why}", unread=True)
-    if METADATA_RESOURCE in served:
-        return Passed(", ".join(served[METADATA_RESOURCE]))
+    if _METADATA_RESOURCE in served:
+        return Passed(", ".join(served[_METADATA_RESOURCE]))
     pods = [worker.pod for worker in joined.workers if worker.pod is not None]
     workers = [pod for pod in pods if backend_of(pod) == KUBERNETES]
     if not workers:
         return Skipped("no worker uses Kubernetes for discovery")
-    return outcome([found(f"{_DEFINITION} {METADATA_RESOURCE}", workers=f"{len(workers):,}")])
+    return outcome([found(f"{_DEFINITION} {_METADATA_RESOURCE}", workers=f"{len(workers):,}")])
 
 
 def _schema_has_policy(joined: JoinedFacts) -> Outcome:

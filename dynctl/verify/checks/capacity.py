@@ -31,7 +31,7 @@ from dynctl.manifests.lint.capacity import (
 from dynctl.verify.chain import WorkerChain
 from dynctl.verify.facts import ProbeAnswer, RouterView
 from dynctl.verify.join import JoinedFacts, VerifiedGraph
-from dynctl.verify.needs import has_policy, in_cluster, live
+from dynctl.verify.needs import has_policy, in_cluster
 from dynctl.verify.policy import GraphPolicy
 from dynctl.verify.registration import (
     Cards,
@@ -44,7 +44,7 @@ from dynctl.verify.registration import (
     registrations_read,
     wrong_ids,
 )
-from dynctl.verify.wording import excerpt, some, tally
+from dynctl.verify.wording import excerpt, restart_fix, some
 from router_core import TOPOLOGY_PREFIX, Role, topology_of
 
 NO_ROUTER: Final = (
@@ -114,17 +114,17 @@ def tainted_value(item: RegisteredWorker, domain: str) -> str | None:
 
 
 def _add_pools_of_graph(joined: JoinedFacts, graph: VerifiedGraph, ready: Ready) -> None:
-    policy, members = graph.policy, live(graph)
+    policy, members = graph.policy, graph.workers
     assert policy is not None
     cards = cards_of(joined, members)
-    ready.unread += cards.unread
+    ready.unread += cards.tally.unread
     gap = _gap_of_graph(graph, members)
     if gap:
         ready.gaps.append((policy, f"{graph.short_name}: {gap}"))
         return
     by_model = _by_model(worker for worker in cards.workers if _serves(worker))
-    if not by_model and not cards.unread:
-        why = some(sorted(set(cards.elsewhere))) or "DYT0702"
+    if not by_model and not cards.tally.unread:
+        why = some(sorted(set(cards.tally.explained))) or "DYT0702"
         gap = f"{graph.short_name}: no worker is ready and registered ({why})"
         ready.gaps.append((policy, gap))
     for model, pairs in sorted(by_model.items()):
@@ -305,7 +305,7 @@ def _restart(worker: WorkerChain) -> str:
     pod = worker.pod
     if pod is None:
         return "restart it with its topology: dynctl topology render shows the settings"
-    return f"correct its DYT08 findings, then kubectl delete pod {pod.name} -n {pod.namespace}"
+    return f"correct its DYT08 findings, then {restart_fix(pod)}"
 
 
 # -- routers ---------------------------------------------------------------------------------------
@@ -334,15 +334,16 @@ def _routers_have_workers(joined: JoinedFacts) -> Outcome:
         known: list[tuple[str, frozenset[int]]] = []
         for router in mine:
             if isinstance(router.workers, Unread):
-                cards.unread.append(router.workers.why)
+                cards.tally.unread.append(router.workers.why)
             else:
                 known.append((router.name, router.workers))
         if known:
             judged += len(members)
             wrong += _workers_not_known(members, known)
         else:
-            cards.elsewhere.append("" if mine else f"no router of {pool} was queried")
-    return tally(wrong, cards.unread, judged, cards.whole, "worker", cards.elsewhere)
+            cards.tally.explained.append("" if mine else f"no router of {pool} was queried")
+    cards.tally.wrong += wrong
+    return cards.tally.outcome(judged)
 
 
 def _discoverable_by_pool(joined: JoinedFacts, cards: Cards) -> dict[str, list[WorkerChain]]:
@@ -354,7 +355,7 @@ def _discoverable_by_pool(joined: JoinedFacts, cards: Cards) -> dict[str, list[W
         if not explained and worker.pod is not None and not worker.pod.ready:
             explained = "DYT0702"
         if explained:
-            cards.elsewhere.append(explained)
+            cards.tally.explained.append(explained)
         else:
             groups[_pool_of(worker)].append(worker)
     return groups

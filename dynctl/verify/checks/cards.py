@@ -34,7 +34,7 @@ from dynctl.verify.pod_spec import (
 from dynctl.verify.policy import GraphPolicy
 from dynctl.verify.registration import Cards, all_workers, cards_of, registrations_read
 from dynctl.verify.root_causes import wrong_pod_spec
-from dynctl.verify.wording import some, tally
+from dynctl.verify.wording import Tally, restart_fix, some
 from router_core import canonical_taint
 
 _LONGEST: Final = 80
@@ -55,11 +55,8 @@ def _has_topology(joined: JoinedFacts) -> Outcome:
     for worker in cards.workers:
         missing = list(_missing_domains(worker))
         if missing:
-            pod = pod_of(worker)
-            fix = (
-                f"kubectl delete pod {pod.name} -n {pod.namespace}; if the new pod is the same, "
-                "use an image whose runtime publishes topology"
-            )
+            image = "if the new pod is the same, use an image whose runtime publishes topology"
+            fix = f"{restart_fix(pod_of(worker))}; {image}"
             wrong.append(found(worker.subject, what="; ".join(missing), fix=fix))
     return cards.outcome(wrong)
 
@@ -67,12 +64,12 @@ def _has_topology(joined: JoinedFacts) -> Outcome:
 def _policy_cards(joined: JoinedFacts) -> Cards:
     """The cards of graphs with a policy, without workers whose pod spec is wrong."""
     cards = cards_of(joined, live_workers(joined))
-    cards.unread += unlabelled_graphs(joined)
+    cards.tally.unread += unlabelled_graphs(joined)
     kept = []
     for worker in cards.workers:
         explained = wrong_pod_spec(worker, ENABLED_ENV, PATH_ENV)
         if explained:
-            cards.elsewhere.append(explained)
+            cards.tally.explained.append(explained)
         else:
             kept.append(worker)
     cards.workers = kept
@@ -101,7 +98,7 @@ def _same_as_other_workers(joined: JoinedFacts) -> Outcome:
             wrong.append(found(worker.subject, what=f"publishes no topology, {others}", fix=fix))
     if not any(_domains(item) for worker in joined.loose for item in worker.cards):
         return Skipped("no worker publishes topology")
-    return tally(wrong, (), len(joined.loose), len(joined.loose), "worker")
+    return Tally("worker", len(joined.loose), wrong).outcome()
 
 
 def _by_model(workers: Sequence[WorkerChain]) -> dict[tuple[str, str], list[WorkerChain]]:

@@ -14,11 +14,12 @@ from dynctl.verify.chain import WorkerChain
 from dynctl.verify.facts import ClusterFacts, StartLog
 from dynctl.verify.join import JoinedFacts, VerifiedGraph
 from dynctl.verify.needs import (
+    about_log,
+    about_pod,
     cluster_of,
     has_policy,
     has_workers,
     in_cluster,
-    live,
     live_workers,
     pod_of,
 )
@@ -38,7 +39,7 @@ from dynctl.verify.registration import (
     wrong_ids,
 )
 from dynctl.verify.root_causes import log_of
-from dynctl.verify.wording import age, by_graph, excerpt, many, some, tally
+from dynctl.verify.wording import Tally, age, by_graph, excerpt, many, some
 from dynctl.wire.kubernetes.names import DISCOVERY_BACKEND_LABEL
 from dynctl.wire.kubernetes.objects import Pod
 from dynctl.wire.kubernetes.worker_metadata import GROUP, PLURAL, WorkerMetadata, instance_id
@@ -49,9 +50,8 @@ from dynctl.wire.kubernetes.worker_metadata import GROUP, PLURAL, WorkerMetadata
 def _pods(graph: VerifiedGraph) -> Iterator[tuple[str, Pod]]:
     """``(subject, pod)`` of a graph's frontends and workers."""
     for pod in graph.frontends:
-        if pod.phase not in ("Succeeded", "Failed"):
-            yield f"Pod {pod.name}.{pod.namespace}", pod
-    for worker in live(graph):
+        yield f"Pod {pod.name}.{pod.namespace}", pod
+    for worker in graph.workers:
         yield worker.subject, pod_of(worker)
 
 
@@ -95,14 +95,14 @@ def _some_in_kubernetes(joined: JoinedFacts) -> Skipped | None:
     return Skipped(f"workers register in {', '.join(sorted(backends))}, not in Kubernetes")
 
 
-def _leaders(joined: JoinedFacts, *, elsewhere: bool = False) -> list[WorkerChain]:
-    """The workers that register in Kubernetes, or ``elsewhere``, without further ranks."""
+def _leaders(joined: JoinedFacts, *, kubernetes: bool = True) -> list[WorkerChain]:
+    """The workers that register in Kubernetes, or in another backend, without further ranks."""
     return [
         worker
         for worker in live_workers(joined)
         if not worker.follower
         and backend_of(pod_of(worker))
-        and in_kubernetes(worker) is not elsewhere
+        and in_kubernetes(worker) is kubernetes
     ]
 
 
@@ -113,14 +113,13 @@ def _in_endpoint_slices(joined: JoinedFacts) -> Outcome:
     workers, cluster = _leaders(joined), cluster_of(joined)
     slices = cluster.endpoints
     unread = [f"EndpointSlices: {slices.why}"] if isinstance(slices, Unread) else []
-    wrong: list[Found] = []
-    elsewhere: list[str] = []
+    tally = Tally("pod", len(workers), unread=unread)
     for worker in workers:
         explained, pod = not_serving(joined, worker), pod_of(worker)
         if not explained and not pod.ready and not worker.metadata:
             explained = registration_refused(joined, worker)
         if explained:
-            elsewhere.append(explained)
+            tally.explained.append(explained)
             continue
         problem = not_listed(worker)
         fix = (
@@ -134,9 +133,8 @@ def _in_endpoint_slices(joined: JoinedFacts) -> Outcome:
                 "whose readinessProbe cannot succeed is never found"
             )
         if problem:
-            wrong.append(found(worker.subject, problem=problem, fix=fix))
-    judged = len(workers) - len(elsewhere)
-    return tally(wrong, unread, judged, len(workers), "pod", elsewhere)
+            tally.wrong.append(found(worker.subject, problem=problem, fix=fix))
+    return tally.outcome()
 
 
 # -- permissions -----------------------------------------------------------------------------------
@@ -176,20 +174,18 @@ def _metadata_read(joined: JoinedFacts) -> Skipped | None:
 def _has_metadata(joined: JoinedFacts) -> Outcome:
     """A pod that is not Ready is still starting, unless its log shows a failed registration."""
     workers, uids = _leaders(joined), pod_uids(cluster_of(joined))
-    wrong: list[Found] = []
-    elsewhere: list[str] = []
+    tally = Tally("pod", len(workers))
     for worker in workers:
-        own, pod = own_metadata(worker, uids), pod_of(worker)
+        own = own_metadata(worker, uids)
         if own and not _is_unreadable(joined, worker, own):
             continue
         explained = _why_no_metadata(joined, worker)
         if explained:
-            elsewhere.append(explained)
+            tally.explained.append(explained)
             continue
         problem = _metadata_problem(joined, worker, own)
-        wrong.append(found(worker.subject, problem=problem, pod=pod.name, namespace=pod.namespace))
-    judged = len(workers) - len(elsewhere)
-    return tally(wrong, (), judged, len(workers), "pod", elsewhere)
+        tally.wrong.append(about_log(worker, problem=problem))
+    return tally.outcome()
 
 
 def _why_no_metadata(joined: JoinedFacts, worker: WorkerChain) -> str:
@@ -224,20 +220,18 @@ def _is_unreadable(joined: JoinedFacts, worker: WorkerChain, own: Sequence[Worke
 def _has_card(joined: JoinedFacts) -> Outcome:
     """Workers with endpoints and without a model card, except encoders."""
     workers, uids = _leaders(joined), pod_uids(cluster_of(joined))
-    wrong: list[Found] = []
-    elsewhere: list[str] = []
+    tally = Tally("pod", len(workers))
     for worker in workers:
         own, pod = own_metadata(worker, uids), pod_of(worker)
         if not own:
-            elsewhere.append("DYT0704")
+            tally.explained.append("DYT0704")
         elif worker.encoder or not any(map(has_no_model, own)) or worker.cards:
             continue
         elif explained := not_serving(joined, worker) or ("" if pod.ready else "DYT0702"):
-            elsewhere.append(explained)
+            tally.explained.append(explained)
         else:
-            wrong.append(found(worker.subject, pod=pod.name, namespace=pod.namespace))
-    judged = len(workers) - len(elsewhere)
-    return tally(wrong, (), judged, len(workers), "pod", elsewhere)
+            tally.wrong.append(about_log(worker))
+    return tally.outcome()
 
 
 def _card_problem(joined: JoinedFacts, own: Sequence[WorkerMetadata]) -> str:
@@ -260,26 +254,18 @@ def _card_problem(joined: JoinedFacts, own: Sequence[WorkerMetadata]) -> str:
 def _metadata_is_own(joined: JoinedFacts) -> Outcome:
     """Without pods that have not started: Kubernetes collects what the pod before them left."""
     workers, uids = _leaders(joined), pod_uids(cluster_of(joined))
-    wrong, elsewhere, judged = [], ["DYT0704"], 0
+    tally, judged = Tally("pod", len(workers), explained=["DYT0704"]), 0
     for worker in workers:
         stale, pod = stale_metadata(worker, uids), pod_of(worker)
         if stale and not worker.running:
-            elsewhere.append("DYT0410")
+            tally.explained.append("DYT0410")
             continue
         judged += bool(own_metadata(worker, uids))
         for item in stale:
             owner = f"the pod with uid {item.owner_uid}" if item.owner_uid else "no pod"
-            wrong.append(
-                found(
-                    worker.subject,
-                    item=item.name,
-                    owner=owner,
-                    uid=pod.uid,
-                    pod=pod.name,
-                    namespace=pod.namespace,
-                )
-            )
-    return tally(wrong, (), judged, len(workers), "pod", elsewhere)
+            names = {"item": item.name, "namespace": pod.namespace}
+            tally.wrong.append(about_pod(worker, owner=owner, uid=pod.uid, **names))
+    return tally.outcome(judged)
 
 
 def _metadata_has_pod(joined: JoinedFacts) -> Outcome:
@@ -329,29 +315,25 @@ def _of_graphs(item: WorkerMetadata, graphs: Sequence[str]) -> bool:
 
 def _ids_match(joined: JoinedFacts) -> Outcome:
     workers, uids = _leaders(joined), pod_uids(cluster_of(joined))
-    wrong, judged = [], 0
+    tally, judged = Tally("pod", len(workers), explained=["DYT0704"]), 0
     for worker in workers:
         own = own_metadata(worker, uids)
         judged += bool(own)
         for item in own:
             ids = wrong_ids(item)
             if ids:
-                wrong.append(
-                    found(
-                        worker.subject,
-                        item=item.name,
-                        ids=some(ids),
-                        wanted=f"{instance_id(item.name):x}",
-                    )
+                wanted = f"{instance_id(item.name):x}"
+                tally.wrong.append(
+                    found(worker.subject, item=item.name, ids=some(ids), wanted=wanted)
                 )
-    return tally(wrong, (), judged, len(workers), "pod", {"DYT0704"})
+    return tally.outcome(judged)
 
 
 # -- other backends --------------------------------------------------------------------------------
 
 
 def _in_other_backend(joined: JoinedFacts) -> Outcome:
-    workers, registry = _leaders(joined, elsewhere=True), joined.facts.registry
+    workers, registry = _leaders(joined, kubernetes=False), joined.facts.registry
     if not workers:
         return Skipped("no worker registers outside Kubernetes")
     backends = sorted({backend_of(pod_of(worker)) for worker in workers})
@@ -360,22 +342,16 @@ def _in_other_backend(joined: JoinedFacts) -> Outcome:
         return Skipped(f"workers register in {names} (use --discovery {backends[0]})")
     if isinstance(registry.deployment, Unread):
         return Skipped(f"{registry.title}: {registry.deployment.why}", unread=True)
-    wrong: list[Found] = []
-    elsewhere: list[str] = []
+    tally = Tally("pod", len(workers))
     for worker in workers:
         if worker.cards:
             continue
-        pod, explained = pod_of(worker), not_serving(joined, worker) or worker.unclaimed
+        explained = not_serving(joined, worker) or worker.unclaimed
         if explained:
-            elsewhere.append(explained)
+            tally.explained.append(explained)
         else:
-            wrong.append(
-                found(
-                    worker.subject, registry=registry.title, pod=pod.name, namespace=pod.namespace
-                )
-            )
-    judged = len(workers) - len(elsewhere)
-    return tally(wrong, (), judged, len(workers), "pod", elsewhere)
+            tally.wrong.append(about_log(worker, registry=registry.title))
+    return tally.outcome()
 
 
 _PODS: Final = (in_cluster, has_policy, has_workers)

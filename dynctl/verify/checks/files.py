@@ -6,8 +6,7 @@ The same checks apply to a single mount in the local file system (--path), as fa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 from dynctl.base.json_fields import mapping
 from dynctl.findings.runner import Check, Found, Outcome, Skipped, found, outcome
@@ -19,6 +18,7 @@ from dynctl.verify.join import JoinedFacts
 from dynctl.verify.live_graphs import judged_live
 from dynctl.verify.needs import (
     cluster_of,
+    differing,
     first_skip,
     graphs_read,
     has_policy,
@@ -38,7 +38,7 @@ from dynctl.verify.pod_spec import (
     mount_differences,
 )
 from dynctl.verify.root_causes import stuck_at_start, wrong_pod_spec
-from dynctl.verify.wording import age, tally
+from dynctl.verify.wording import Tally, age, restart_fix
 from dynctl.wire.kubernetes.names import TOPOLOGY_VOLUME
 
 REFRESH_S: Final = 90.0
@@ -77,58 +77,43 @@ def _check_settings(
 ) -> Outcome:
     """Without pods that have none of the settings: DYT0402 reports those."""
     workers = live_workers(joined)
-    wrong, elsewhere = [], []
+    tally = Tally("pod", len(workers))
     for worker in workers:
         pod = pod_of(worker)
         if engine(pod) is None:
-            elsewhere.append("DYT0119")
+            tally.explained.append("DYT0119")
         elif is_untouched(pod):
-            elsewhere.append("DYT0402")
+            tally.explained.append("DYT0402")
         elif differs := differences(worker):
-            wrong.append(
-                found(
-                    worker.subject,
-                    differs="; ".join(differs),
-                    pod=pod.name,
-                    namespace=pod.namespace,
-                )
-            )
-    judged = len(workers) - len(elsewhere)
-    return tally(wrong, (), judged, len(workers), "pod", elsewhere)
+            tally.wrong.append(differing(worker, differs))
+    return tally.outcome()
 
 
 # -- contents of the files -------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Read:
-    """The workers whose files were read, and the reasons for the others."""
-
-    workers: list[tuple[WorkerChain, Mapping[str, TopologyFile]]] = field(default_factory=list)
-    unread: list[str] = field(default_factory=list)
-    elsewhere: list[str] = field(default_factory=list)
-
-    def outcome(self, wrong: Sequence[Found], whole: int) -> Outcome:
-        judged = len(self.workers)
-        return tally(wrong, self.unread, judged, whole, "pod", self.elsewhere)
+_WorkerFiles: TypeAlias = tuple[WorkerChain, Mapping[str, TopologyFile]]
 
 
-def _read(joined: JoinedFacts) -> _Read:
-    read = _Read(unread=unlabelled_graphs(joined))
-    for worker in live_workers(joined):
+def _read_files(joined: JoinedFacts) -> tuple[list[_WorkerFiles], Tally]:
+    """The workers whose files were read; the tally has the reasons for the others."""
+    workers = live_workers(joined)
+    tally = Tally("pod", len(workers), unread=unlabelled_graphs(joined))
+    read: list[_WorkerFiles] = []
+    for worker in workers:
         explained = wrong_pod_spec(worker, PATH_ENV)
         if not explained and not worker.running:
             explained = stuck_at_start(joined, worker) or "DYT0410"
         files = cluster_of(joined).files.get(key_of(worker))
         if explained:
-            read.elsewhere.append(explained)
+            tally.explained.append(explained)
         elif files is None:
-            read.elsewhere.append(NOT_READ)
+            tally.explained.append(NOT_READ)
         elif isinstance(files, Unread):
-            read.unread.append(f"files: {files.why}")
+            tally.unread.append(f"files: {files.why}")
         else:
-            read.workers.append((worker, files))
-    return read
+            read.append((worker, files))
+    return read, tally
 
 
 def _label_age(worker: WorkerChain, domain: str, now: float) -> float | None:
@@ -153,15 +138,15 @@ def _file_has_value(joined: JoinedFacts) -> Outcome:
     skipped = first_skip(joined, (in_cluster, has_policy, has_workers, label_known))
     if skipped is not None:
         return skipped if mount is None else outcome(wrong, unread, _values(mount))
-    read, now = _read(joined), cluster_of(joined).now
-    read.unread += unread
-    for worker, files in read.workers:
+    (read, tally), now = _read_files(joined), cluster_of(joined).now
+    tally.unread += unread
+    tally.wrong += wrong
+    for worker, files in read:
         problems = list(_problems_of_files(worker, files, now))
         if problems:
-            pod = pod_of(worker)
-            fix = f"kubectl delete pod {pod.name} -n {pod.namespace}"
-            wrong.append(found(worker.subject, what="; ".join(problems), fix=fix))
-    return read.outcome(wrong, len(live_workers(joined)))
+            fix = restart_fix(pod_of(worker))
+            tally.wrong.append(found(worker.subject, what="; ".join(problems), fix=fix))
+    return tally.outcome(len(read))
 
 
 def _problems_of_files(
@@ -197,30 +182,23 @@ def _differing_domains(worker: WorkerChain) -> Iterator[tuple[str, str, str]]:
 
 
 def _file_matches_label(joined: JoinedFacts) -> Outcome:
-    read, now = _read(joined), cluster_of(joined).now
-    wrong = []
-    for worker, _ in read.workers:
+    (read, tally), now = _read_files(joined), cluster_of(joined).now
+    for worker, _ in read:
         stale = [
             difference
             for difference in _differing_domains(worker)
             if not _is_fresh(worker, difference[0], now)
         ]
         if stale:
-            differs = "; ".join(
-                f"file {d} has {file}, the pod label {label}" for d, file, label in stale
-            )
-            pod = pod_of(worker)
-            wrong.append(
-                found(worker.subject, differs=differs, pod=pod.name, namespace=pod.namespace)
-            )
-    return read.outcome(wrong, len(live_workers(joined)))
+            texts = (f"file {d} has {file}, the pod label {label}" for d, file, label in stale)
+            tally.wrong.append(differing(worker, texts))
+    return tally.outcome(len(read))
 
 
 def _files_up_to_date(joined: JoinedFacts) -> Outcome:
     """Files that do not match a label yet which was written a moment ago."""
-    read, now = _read(joined), cluster_of(joined).now
-    wrong = []
-    for worker, files in read.workers:
+    (read, tally), now = _read_files(joined), cluster_of(joined).now
+    for worker, files in read:
         behind = {
             domain: f"file {domain} has {file}" for domain, file, _ in _differing_domains(worker)
         }
@@ -232,8 +210,8 @@ def _files_up_to_date(joined: JoinedFacts) -> Outcome:
             if _is_fresh(worker, domain, now):
                 since = age(_label_age(worker, domain, now) or 0.0)
                 wanted = worker.chains[domain][LinkName.LABEL].value
-                wrong.append(found(worker.subject, state=state, wanted=wanted, since=since))
-    return read.outcome(wrong, len(live_workers(joined)))
+                tally.wrong.append(found(worker.subject, state=state, wanted=wanted, since=since))
+    return tally.outcome(len(read))
 
 
 # -- other domains ---------------------------------------------------------------------------------
@@ -245,20 +223,20 @@ def _other_domains(joined: JoinedFacts) -> Outcome:
     skipped = first_skip(joined, (in_cluster, has_policy, has_workers, label_known))
     if skipped is not None:
         return skipped if mount is None else _outcome_of_mount(mount, wrong, unread)
-    workers, elsewhere = live_workers(joined), []
+    workers = live_workers(joined)
+    tally = Tally("pod", len(workers), wrong, [*unread, *unlabelled_graphs(joined)])
     for worker in workers:
         policy, files = worker.policy, cluster_of(joined).files.get(key_of(worker))
         if policy is None or policy.source is None:
             continue
         if not worker.cards and files is None:
-            elsewhere.append(NOT_READ)
+            tally.explained.append(NOT_READ)
         inside = {} if files is None or isinstance(files, Unread) else files
         extra = sorted(_domains_of(worker, inside) - policy.sources.keys() - {policy.domain})
         if extra:
             wanted = ", ".join(policy.sources)
-            wrong.append(found(worker.subject, domains=", ".join(extra), wanted=wanted))
-    unread += unlabelled_graphs(joined)
-    return tally(wrong, unread, len(workers) - len(elsewhere), len(workers), "pod", elsewhere)
+            tally.wrong.append(found(worker.subject, domains=", ".join(extra), wanted=wanted))
+    return tally.outcome()
 
 
 def _outcome_of_mount(mount: MountFacts, wrong: list[Found], unread: list[str]) -> Outcome:

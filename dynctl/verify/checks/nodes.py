@@ -25,7 +25,6 @@ from dynctl.verify.needs import (
     has_cluster,
     has_policy,
     label_known,
-    live,
     unlabelled_graphs,
 )
 from dynctl.verify.wording import excerpt, some
@@ -37,11 +36,13 @@ from dynctl.wire.kubernetes.objects import Node, Pod
 class _LabelUse:
     """A node label that a graph uses for a domain, and the graph's worker pods by node.
 
-    ``transfers``: it is the transfer domain; a worker does not start without it.
+    ``pod_key``: the label of its pods with the copied value. ``transfers``: it is the transfer
+    domain; a worker does not start without it.
     """
 
     graph: VerifiedGraph
     key: str
+    pod_key: str
     transfers: bool
     hosts: Mapping[str, Sequence[Pod]]
 
@@ -64,7 +65,7 @@ class _LabelUse:
         name = component.lower()
         return frozenset(
             device
-            for worker in live(self.graph)
+            for worker in self.graph.workers
             if worker.component.lower() == name and worker.pod is not None
             for container in worker.pod.containers
             for device in container.devices
@@ -76,11 +77,12 @@ def _uses(joined: JoinedFacts) -> Iterator[_LabelUse]:
         if graph.policy is None:
             continue
         hosts: dict[str, list[Pod]] = defaultdict(list)
-        for worker in live(graph):
+        for worker in graph.workers:
             if worker.pod is not None and worker.pod.node in joined.nodes:
                 hosts[worker.pod.node].append(worker.pod)
         for domain, source in graph.policy.sources.items():
-            yield _LabelUse(graph, source.node_key, domain == graph.policy.domain, hosts)
+            transfers = domain == graph.policy.domain
+            yield _LabelUse(graph, source.node_key, source.pod_key, transfers, hosts)
 
 
 def _by_key(joined: JoinedFacts) -> dict[str, list[_LabelUse]]:
@@ -106,8 +108,7 @@ def _hosts_have_all_levels(joined: JoinedFacts) -> Outcome:
 
 
 def _hosts_with(joined: JoinedFacts, *, transfers: bool) -> Outcome:
-    lacks: dict[str, set[str]] = defaultdict(set)
-    pods: dict[str, dict[str, Pod]] = defaultdict(dict)
+    bare: dict[str, _BareNode] = {}
     hosts: set[str] = set()
     for use in _uses(joined):
         if use.transfers is not transfers:
@@ -115,33 +116,56 @@ def _hosts_with(joined: JoinedFacts, *, transfers: bool) -> Outcome:
         hosts |= use.hosts.keys()
         for name, mine in use.hosts.items():
             if use.key not in joined.nodes[name].labels:
-                lacks[name].add(use.key)
-                pods[name].update((f"{pod.namespace}/{pod.name}", pod) for pod in mine)
+                bare.setdefault(name, _BareNode(name)).add(use, mine)
     unread = unlabelled_graphs(joined)
     if not hosts and not unread:
         return Skipped("no worker pod runs on a known node")
     unknown = _unknown_nodes(joined)
-    if unknown and not lacks and not unread:
+    if unknown and not bare and not unread:
         return Skipped(f"the cluster has no node {some(unknown)}, where worker pods run")
     return outcome(
-        (
-            found(
-                f"Node {name}",
-                keys=", ".join(sorted(lacks[name])),
-                pods=count(len(pods[name]), "worker pod"),
-                label=_label(name, sorted(lacks[name])),
-                delete=_delete(name, list(pods[name].values())),
-            )
-            for name in sorted(lacks)
-        ),
+        [bare[name].finding() for name in sorted(bare)],
         unread,
         summary=f"{len(hosts):,} of {count(len(hosts), 'node')} with workers",
     )
 
 
+class _BareNode:
+    """A node without labels that the graphs of its workers use."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._pods: dict[str, Pod] = {}
+        self._unlabelled: dict[str, Pod] = {}
+        self._copied: dict[str, set[str]] = defaultdict(set)
+
+    def add(self, use: _LabelUse, pods: Sequence[Pod]) -> None:
+        """A missing label, and the workers there that use it."""
+        copied = self._copied[use.key]
+        for pod in pods:
+            self._pods[f"{pod.namespace}/{pod.name}"] = pod
+            if use.pod_key in pod.labels:
+                copied.add(pod.labels[use.pod_key])
+            else:
+                self._unlabelled[f"{pod.namespace}/{pod.name}"] = pod
+
+    def finding(self) -> Found:
+        values = {
+            key: next(iter(copied)) if len(copied) == 1 else "VALUE"
+            for key, copied in sorted(self._copied.items())
+        }
+        fix = _label(self._name, values)
+        if self._unlabelled:
+            fix += f", then {_delete(self._name, list(self._unlabelled.values()))}"
+        elif "VALUE" not in values.values():
+            fix += ", as its workers have it: they need no restart"
+        pods = count(len(self._pods), "worker pod")
+        return found(f"Node {self._name}", keys=", ".join(values), pods=pods, fix=fix)
+
+
 def _unknown_nodes(joined: JoinedFacts) -> list[str]:
     """The nodes of worker pods that the cluster does not list (deleted, or a pod's leftover)."""
-    named = {worker.pod.node for graph in joined.governed for worker in live(graph) if worker.pod}
+    named = {worker.pod.node for graph in joined.governed for worker in graph.workers if worker.pod}
     return sorted(named - joined.nodes.keys() - {""})
 
 
@@ -159,7 +183,7 @@ def _candidates_labelled(joined: JoinedFacts) -> Outcome:
         nodes = _free_candidates(lacking, uses)
         if nodes:
             names = f"{count(len(nodes), 'node')} on which a worker may start: {some(nodes)}"
-            wrong.append(found(f"Label {key}", nodes=names, label=_label(nodes[0], [key])))
+            wrong.append(found(f"Label {key}", nodes=names, label=_label(nodes[0], {key: "VALUE"})))
         labelled = len(joined.nodes) - len(lacking)
         counts.append(f"{labelled:,} of {count(len(joined.nodes), 'node')} ({key})")
     return outcome(wrong, unread, summary=some(counts))
@@ -172,8 +196,9 @@ def _free_candidates(nodes: Iterable[Node], uses: Sequence[_LabelUse]) -> list[s
     return sorted(node.name for node in free if any(use.may_start(node) for use in uses))
 
 
-def _label(node: str, keys: Sequence[str], value: str = "VALUE") -> str:
-    return f"kubectl label node {node} " + " ".join(f"{key}={value}" for key in keys)
+def _label(node: str, values: Mapping[str, str]) -> str:
+    pairs = " ".join(f"{key}={value}" for key, value in values.items())
+    return f"kubectl label node {node} {pairs}"
 
 
 def _delete(node: str, pods: Sequence[Pod]) -> str:
@@ -184,13 +209,16 @@ def _delete(node: str, pods: Sequence[Pod]) -> str:
         f"--field-selector spec.nodeName={node}"
         for namespace, name in graphs[:2]
     )
-    return commands + (", and the same for its other graphs" if graphs[2:] else "")
+    serving = sum(pod.ready for pod in pods)
+    note = f" (ends {count(serving, 'serving worker')}; one after the other is enough)"
+    others = ", and the same for its other graphs" if graphs[2:] else ""
+    return commands + others + (note if serving else "")
 
 
 def _relabel(node: str, key: str, value: str, uses: Sequence[_LabelUse]) -> str:
     """Commands that correct a label; workers on that node must restart to read it."""
     pods = [pod for use in uses for pod in use.hosts.get(node, ())]
-    command = _label(f"--overwrite {node}", [key], value)
+    command = _label(f"--overwrite {node}", {key: value})
     return f"{command}, then {_delete(node, pods)}" if pods else command
 
 

@@ -148,8 +148,8 @@ def _operator_runs(joined: JoinedFacts) -> Outcome:
         what = (
             f"no Deployment with app.kubernetes.io/name={OPERATOR_APP} watches {some(namespaces)}"
         )
-        elsewhere = [subject(operator) for operator in _operators(joined)]
-        what += f" (the cluster has: {some(elsewhere)})" if elsewhere else ""
+        others = [subject(operator) for operator in _operators(joined)]
+        what += f" (the cluster has: {some(others)})" if others else ""
         look = f"kubectl get deployments -A -l app.kubernetes.io/name={OPERATOR_APP}"
         return outcome([found(f"Deployment {OPERATOR_APP}", what=what, look=look)])
     return outcome(

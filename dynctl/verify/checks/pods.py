@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
 from typing import Final
 
-from dynctl.base.json_fields import count, mapping
 from dynctl.findings.runner import Check, Outcome, Skipped, found, outcome
 from dynctl.health.facts import Unread
-from dynctl.manifests.graphs import Component
 from dynctl.manifests.lint import graph as lint_graph
 from dynctl.verify.chain import DomainChain, LinkName, WorkerChain
 from dynctl.verify.facts import ClusterFacts
@@ -17,23 +16,25 @@ from dynctl.verify.join import JoinedFacts, VerifiedGraph
 from dynctl.verify.live_graphs import judged_live
 from dynctl.verify.needs import (
     cluster_of,
+    differing,
     graphs_read,
     has_policy,
     has_workers,
     in_cluster,
     key_of,
     label_known,
-    live,
     live_workers,
     pod_of,
     unlabelled_graphs,
 )
-from dynctl.verify.pod_spec import annotation_differences, engine, is_untouched
+from dynctl.verify.obstacles import creation_obstacle, start_obstacle
+from dynctl.verify.pod_spec import annotation_differences, is_untouched, why_not_running
 from dynctl.verify.root_causes import held_up_by, stuck_at_start
-from dynctl.verify.wording import age, by_graph, count_of, many, quote, some, tally
+from dynctl.verify.wording import Tally, age, by_graph, count_of, many, quote, restart_fix, some
 from dynctl.wire.kubernetes.names import LABEL_MISSING_REASON, WORKER_HASH_LABEL
-from dynctl.wire.kubernetes.objects import Pod, PodEvent
+from dynctl.wire.kubernetes.objects import ObjectEvent, Pod
 
+_ONLY_WARNINGS: Final = "--field-selector type=Warning"
 COPY_S: Final = 30.0
 """The longest time to copy a label, in seconds; a worker waits as long for its file."""
 
@@ -45,10 +46,13 @@ def _has_pods(joined: JoinedFacts) -> Outcome:
     counts = []
     wrong = []
     for graph in joined.governed:
-        pods, wanted = len(live(graph)), _wanted_pods(graph)
+        pods, wanted = len(graph.workers), _wanted_pods(graph)
         if not pods and wanted and not _is_deleted(graph):
             namespace, _, name = graph.name.rpartition("/")
-            wrong.append(found(graph.subject, wanted=wanted, name=name, namespace=namespace))
+            describe = f"kubectl describe dynamographdeployment {name} -n {namespace}"
+            look = f"{describe}; then check that the operator runs (DYT0301)"
+            noted, fix = creation_obstacle(cluster_of(joined), graph, "", look)
+            wrong.append(found(graph.subject, wanted=wanted, noted=noted, fix=fix))
         of = "" if wanted is None else f" of {wanted:,}"
         counts.append((graph.short_name, f"{pods:,}{of}"))
     return outcome(wrong, summary=by_graph(counts))
@@ -63,33 +67,24 @@ def _wanted_pods(graph: VerifiedGraph) -> int | None:
     """The number of worker pods in the graph's spec; None if it could not be read."""
     if graph.graph is None:
         return None
-    return sum(_pods_of(component) for component in graph.graph.workers)
-
-
-def _pods_of(component: Component) -> int:
-    nodes = count(mapping(component.body.get("multinode")).get("nodeCount"))
-    return component.replicas * max(1, nodes)
+    return graph.graph.worker_pods
 
 
 def _has_all_pods(joined: JoinedFacts) -> Outcome:
     wrong, judged = [], 0
     for graph in joined.governed:
-        there = Counter(worker.component.lower() for worker in live(graph))
+        there = Counter(worker.component.lower() for worker in graph.workers)
         if graph.graph is None or not there or _is_deleted(graph):
             continue
         for component in graph.graph.workers:
             judged += 1
-            pods, wanted = there[component.name.lower()], _pods_of(component)
+            pods, wanted = there[component.name.lower()], component.pods
             if pods < wanted:
-                wrong.append(
-                    found(
-                        graph.subject,
-                        component=component.name,
-                        pods=pods,
-                        wanted=wanted,
-                        namespace=graph.name.rpartition("/")[0],
-                    )
-                )
+                namespace, name = graph.name.rpartition("/")[0], component.name
+                look = f"find the reason: kubectl get events -n {namespace} {_ONLY_WARNINGS}"
+                noted, fix = creation_obstacle(cluster_of(joined), graph, name, look)
+                counts = {"component": name, "pods": pods, "wanted": wanted}
+                wrong.append(found(graph.subject, **counts, noted=noted, fix=fix))
     if not judged:
         return Skipped("no graph with worker pods and a readable spec (DYT0401)")
     return outcome(wrong, summary=many(judged, "component"))
@@ -100,36 +95,15 @@ def _engine_runs(joined: JoinedFacts) -> Outcome:
     workers = live_workers(joined)
     wrong = []
     for worker in workers:
-        pod, why = pod_of(worker), _why_not_running(pod_of(worker))
+        pod, why = pod_of(worker), why_not_running(pod_of(worker))
         if not why or (pod.node and stuck_at_start(joined, worker)):
             continue
         now = cluster_of(joined).now
         since = f" for {age(now - pod.created)}" if pod.created is not None else ""
-        wrong.append(
-            found(
-                worker.subject,
-                phase=pod.phase or "(no phase)",
-                since=since,
-                why=why,
-                pod=pod.name,
-                namespace=pod.namespace,
-            )
-        )
+        noted, fix = start_obstacle(cluster_of(joined), worker, why)
+        phase = pod.phase or "(no phase)"
+        wrong.append(found(worker.subject, phase=phase, since=since, why=why, noted=noted, fix=fix))
     return outcome(wrong, summary=count_of(len(workers), len(workers), "pod"))
-
-
-def _why_not_running(pod: Pod) -> str:
-    """Why the engine of a pod does not run; empty if it runs."""
-    main = engine(pod) or pod.main
-    if pod.phase != "Pending" and (main is None or main.running_since is not None):
-        return ""
-    if not pod.node:
-        return "not scheduled"
-    if main is not None and main.waiting:
-        return main.waiting
-    if main is not None and main.last_end is not None:
-        return f"ended with exit code {main.last_end.exit_code}"
-    return f"not started on {pod.node}"
 
 
 # -- annotation and labels -----------------------------------------------------------------------
@@ -145,10 +119,7 @@ def _has_annotation(joined: JoinedFacts) -> Outcome:
         if differs and is_untouched(pod):
             differs = ["the pod has no part of the policy: no annotation, no variables, no volume"]
         if differs:
-            name, namespace = pod.name, pod.namespace
-            wrong.append(
-                found(worker.subject, differs="; ".join(differs), pod=name, namespace=namespace)
-            )
+            wrong.append(differing(worker, differs))
     return outcome(wrong, summary=count_of(len(workers), len(workers), "pod"))
 
 
@@ -183,7 +154,7 @@ def _has_label(joined: JoinedFacts) -> Outcome:
         pod, missing = pod_of(worker), _missing_labels(worker)
         if not missing or _is_young(pod, cluster.now):
             continue
-        noted, fix = "", f"kubectl delete pod {pod.name} -n {pod.namespace}"
+        noted, fix = "", restart_fix(pod)
         event = next(iter(events.get((*key_of(worker), pod.uid), ())), None)
         if event is None:
             fix = f"check that the operator runs and has its permissions (DYT03), then {fix}"
@@ -200,9 +171,8 @@ def _has_label(joined: JoinedFacts) -> Outcome:
             )
         )
     bare = [worker for worker in workers if not _has_labels(worker)]
-    judged, whole = len(workers) - len(bare), len(workers)
-    elsewhere = (_explaining_code(worker) for worker in bare)
-    return tally(wrong, unlabelled_graphs(joined), judged, whole, "pod", elsewhere)
+    explained = [_explaining_code(worker) for worker in bare]
+    return Tally("pod", len(workers), wrong, unlabelled_graphs(joined), explained).outcome()
 
 
 def _since(pod: Pod, now: float) -> str:
@@ -247,22 +217,36 @@ def _label_matches_node(joined: JoinedFacts) -> Outcome:
     cluster, workers = cluster_of(joined), live_workers(joined)
     if isinstance(cluster.nodes, Unread):
         return Skipped(f"nodes: {cluster.nodes.why}", unread=True)
-    templates = _template_labels(joined)
-    wrong, elsewhere = [], []
+    templates, copied = _template_labels(joined), _copied_values(workers)
+    tally = Tally("pod", len(workers), unread=unlabelled_graphs(joined))
     for worker in workers:
         if not any(map(_has_node_and_label, worker.chains.values())):
-            elsewhere.append(_why_not_compared(worker))
+            tally.explained.append(_why_not_compared(worker))
         differences = list(_label_differences(worker))
         if differences:
-            keys = {key for key, _ in differences}
             pod = pod_of(worker)
-            fix = f"kubectl delete pod {pod.name} -n {pod.namespace}"
-            if keys & templates.get((worker.graph, worker.component.lower()), set()):
+            fix = restart_fix(pod)
+            template = templates.get((worker.graph, worker.component.lower()), set())
+            if any(gap.key in template for gap in differences):
                 fix = "remove the label from the pod template (DYT0406)"
-            texts = "; ".join(text for _, text in differences)
-            wrong.append(found(worker.subject, differs=texts, fix=fix))
-    compared = len(workers) - len(elsewhere)
-    return tally(wrong, unlabelled_graphs(joined), compared, len(workers), "pod", elsewhere)
+            elif all(len(copied[gap.node, gap.key]) == 1 for gap in differences):
+                labels = " ".join(f"{gap.node_key}={gap.value}" for gap in differences)
+                command = f"kubectl label node {pod.node} --overwrite {labels}"
+                fix += f"; or, if the node is wrong: {command}"
+            texts = "; ".join(map(str, differences))
+            tally.wrong.append(found(worker.subject, differs=texts, fix=fix))
+    return tally.outcome()
+
+
+def _copied_values(workers: Sequence[WorkerChain]) -> dict[tuple[str, str], set[str]]:
+    """(node, pod label) -> the values that the worker pods of the node have."""
+    values: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for worker in workers:
+        pod, policy = pod_of(worker), worker.policy
+        for source in () if policy is None else policy.sources.values():
+            if source.pod_key in pod.labels:
+                values[pod.node, source.pod_key].add(pod.labels[source.pod_key])
+    return values
 
 
 def _template_labels(joined: JoinedFacts) -> dict[tuple[str, str], Set[str]]:
@@ -287,27 +271,41 @@ def _why_not_compared(worker: WorkerChain) -> str:
     return next((node.unknown for node in nodes if not node.known), "DYT0205, DYT0403")
 
 
-def _label_differences(worker: WorkerChain) -> Iterator[tuple[str, str]]:
-    """Label key and difference, of each label that differs from the current node label."""
+@dataclass(frozen=True, slots=True)
+class _LabelGap:
+    """A label of a pod, ``key``, that differs from the label of its node, ``node_key``."""
+
+    key: str
+    value: str
+    node: str
+    node_key: str
+    expected: str
+
+    def __str__(self) -> str:
+        value, expected = quote(self.value), quote(self.expected)
+        return f"{self.key} is {value}, its node {self.node} has {expected}"
+
+
+def _label_differences(worker: WorkerChain) -> Iterator[_LabelGap]:
+    """Each label that differs from the current label of the node."""
     policy = worker.policy
     for domain, chain in worker.chains.items():
         for gap in chain.breaks():
             if gap.link is LinkName.LABEL and gap.value is not None and policy is not None:
-                key = policy.sources[domain].pod_key
-                node = pod_of(worker).node
-                expected = quote(gap.expected or "")
-                yield key, f"{key} is {quote(gap.value)}, its node {node} has {expected}"
+                source, node = policy.sources[domain], pod_of(worker).node
+                expected = gap.expected or ""
+                yield _LabelGap(source.pod_key, gap.value, node, source.node_key, expected)
 
 
 # -- events ----------------------------------------------------------------------------------------
 
 
-def _events(cluster: ClusterFacts) -> dict[tuple[str, str, str], list[PodEvent]]:
+def _events(cluster: ClusterFacts) -> dict[tuple[str, str, str], list[ObjectEvent]]:
     """``(namespace, pod, uid)`` -> events about a missing label, the newest first."""
-    by_pod: dict[tuple[str, str, str], list[PodEvent]] = defaultdict(list)
+    by_pod: dict[tuple[str, str, str], list[ObjectEvent]] = defaultdict(list)
     for event in () if isinstance(cluster.events, Unread) else cluster.events:
         if event.reason == LABEL_MISSING_REASON:
-            by_pod[event.namespace, event.pod, event.uid].append(event)
+            by_pod[event.namespace, event.name, event.uid].append(event)
     for events in by_pod.values():
         events.sort(key=lambda event: -(event.at or 0.0))
     return by_pod
@@ -330,7 +328,7 @@ def _old_events(joined: JoinedFacts) -> Outcome:
     return outcome(wrong)
 
 
-def _is_over(worker: WorkerChain, event: PodEvent) -> bool:
+def _is_over(worker: WorkerChain, event: ObjectEvent) -> bool:
     """Whether the labels in an event's message (all labels, if it has none) exist now."""
     policy = worker.policy
     sources = {} if policy is None else policy.sources
@@ -379,11 +377,12 @@ def _place(worker: WorkerChain) -> str | None:
 def _one_generation(joined: JoinedFacts) -> Outcome:
     wrong, marked = [], False
     for graph in joined.governed:
-        hashes = Counter(pod_of(worker).labels.get(WORKER_HASH_LABEL, "") for worker in live(graph))
+        pods = map(pod_of, graph.workers)
+        hashes = Counter(pod.labels.get(WORKER_HASH_LABEL, "") for pod in pods)
         del hashes[""]
         marked = marked or bool(hashes)
         if len(hashes) > 1:
-            counts = (f"{name} {many(pods, 'pod')}" for name, pods in hashes.most_common())
+            counts = (f"{name} {many(number, 'pod')}" for name, number in hashes.most_common())
             wrong.append(found(graph.subject, many=len(hashes), generations=some(counts)))
     if not marked:
         return Skipped(f"no worker pod has the label {WORKER_HASH_LABEL}")

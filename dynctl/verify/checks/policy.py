@@ -18,7 +18,7 @@ from dynctl.manifests.lint.facts import short_name, subject_of
 from dynctl.manifests.transfer_policy import DRAFT_FIELDS, FIELDS
 from dynctl.verify.join import JoinedFacts, VerifiedGraph
 from dynctl.verify.live_graphs import applied_pairs, judged_live, last_applied, lint_facts
-from dynctl.verify.needs import cluster_of, graphs_read, live
+from dynctl.verify.needs import cluster_of, graphs_read
 from dynctl.verify.wording import excerpt, some
 from dynctl.wire.kubernetes.names import (
     DRAFT_LABEL_PREFIX,
@@ -151,7 +151,7 @@ def _zones_of_workers(joined: JoinedFacts, graph: Graph) -> str:
         candidate for candidate in joined.graphs if candidate.graph and candidate.name == graph.name
     ]
     zones: dict[str, Counter[str]] = defaultdict(Counter)
-    for worker in live(verified):
+    for worker in verified.workers:
         zone = None if worker.node is None else worker.node.labels.get(ZONE_LABEL)
         if zone:
             zones[zone][worker.role or "unknown"] += 1

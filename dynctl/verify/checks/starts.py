@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dynctl.base.json_fields import mapping
-from dynctl.findings.runner import Check, Found, Outcome, found
+from dynctl.findings.runner import Check, Outcome, found
 from dynctl.health.facts import Unread
 from dynctl.verify.chain import LinkName, WorkerChain
 from dynctl.verify.facts import StartLog
 from dynctl.verify.join import JoinedFacts
 from dynctl.verify.needs import (
+    about_pod,
     cluster_of,
     differing,
     has_policy,
@@ -31,7 +31,7 @@ from dynctl.verify.pod_spec import (
     is_weight,
 )
 from dynctl.verify.root_causes import has_started, held_up_by, log_of, stuck_at_start
-from dynctl.verify.wording import age, excerpt, tally
+from dynctl.verify.wording import Tally, age, excerpt
 from dynctl.wire.kubernetes.objects import Container, Pod
 
 NOT_READ: Final = "not read (use --logs all)"
@@ -46,33 +46,23 @@ _WEIGHT: Final = "kv_transfer_preferred_weight"
 def _got_topology_in_time(joined: JoinedFacts) -> Outcome:
     """Without workers whose label or file is missing: earlier codes report those."""
     workers = live_workers(joined)
-    wrong: list[Found] = []
-    unread: list[str] = []
-    elsewhere: list[str] = []
+    tally = Tally("pod", len(workers))
     for worker in workers:
         log, pod = log_of(joined, worker), pod_of(worker)
         if isinstance(log, StartLog):
             if log.timed_out and not has_started(joined, worker):
                 explained = held_up_by(worker)
                 if explained:
-                    elsewhere.append(explained)
+                    tally.explained.append(explained)
                     continue
-                wrong.append(
-                    found(
-                        worker.subject,
-                        line=excerpt(log.timed_out),
-                        now=_state_now(pod),
-                        pod=pod.name,
-                        namespace=pod.namespace,
-                    )
-                )
+                line = excerpt(log.timed_out)
+                tally.wrong.append(about_pod(worker, line=line, now=_state_now(pod)))
         elif not pod.ready and _may_have_timed_out(pod):
             if isinstance(log, Unread):
-                unread.append(f"logs: {log.why}")
+                tally.unread.append(f"logs: {log.why}")
             else:
-                elsewhere.append(NOT_READ)
-    judged = len(workers) - len(elsewhere)
-    return tally(wrong, unread, judged, len(workers), "pod", elsewhere)
+                tally.explained.append(NOT_READ)
+    return tally.outcome()
 
 
 def _may_have_timed_out(pod: Pod) -> bool:
@@ -90,72 +80,61 @@ def _state_now(pod: Pod) -> str:
 
 def _no_restart(joined: JoinedFacts) -> Outcome:
     workers, now = live_workers(joined), cluster_of(joined).now
-    wrong: list[Found] = []
-    elsewhere: list[str] = []
+    tally = Tally("pod", len(workers))
     for worker in workers:
         log, pod = log_of(joined, worker), pod_of(worker)
         if not isinstance(log, StartLog):
             # Only the log has the reason of a restart.
             if _may_have_timed_out(pod):
-                elsewhere.append(NOT_READ)
+                tally.explained.append(NOT_READ)
         elif log.timed_out and has_started(joined, worker):
             main = engine(pod) or Container("")
             finished = None if main.last_end is None else main.last_end.finished
             since = "" if finished is None else f" {age(now - finished)} ago"
-            wrong.append(found(worker.subject, restarts=max(1, main.restarts), since=since))
-    judged = len(workers) - len(elsewhere)
-    return tally(wrong, (), judged, len(workers), "pod", elsewhere)
+            restarts = max(1, main.restarts)
+            tally.wrong.append(found(worker.subject, restarts=restarts, since=since))
+    return tally.outcome()
 
 
 # -- topology in the log --------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Logs:
-    """The started workers whose log was read, and the reasons for the others."""
+def _read_logs(joined: JoinedFacts) -> tuple[list[tuple[WorkerChain, StartLog]], Tally]:
+    """The started workers whose log was read; the tally has the reasons for the others.
 
-    workers: list[tuple[WorkerChain, StartLog]] = field(default_factory=list)
-    unread: list[str] = field(default_factory=list)
-    elsewhere: list[str] = field(default_factory=list)
-    whole: int = 0
-
-    def outcome(self, wrong: Sequence[Found]) -> Outcome:
-        judged = len(self.workers)
-        return tally(wrong, self.unread, judged, self.whole, "log", self.elsewhere)
-
-
-def _logs(joined: JoinedFacts) -> _Logs:
-    """The logs of all workers without further ranks of a replica, which do not log topology."""
-    logs = _Logs()
+    Without further ranks of a replica, which do not log topology.
+    """
+    tally = Tally("log")
+    read: list[tuple[WorkerChain, StartLog]] = []
     for worker in live_workers(joined):
         if worker.follower:
             continue
-        logs.whole += 1
+        tally.whole += 1
         log = log_of(joined, worker)
         if not worker.running:
-            logs.elsewhere.append("DYT0410")
+            tally.explained.append("DYT0410")
         elif log is None:
-            logs.elsewhere.append(NOT_READ)
+            tally.explained.append(NOT_READ)
         elif isinstance(log, Unread):
-            logs.unread.append(f"logs: {log.why}")
+            tally.unread.append(f"logs: {log.why}")
         elif log.domains is None and stuck_at_start(joined, worker):
-            logs.elsewhere.append(stuck_at_start(joined, worker))
+            tally.explained.append(stuck_at_start(joined, worker))
         else:
-            logs.workers.append((worker, log))
-    return logs
+            read.append((worker, log))
+    return read, tally
 
 
 def _matches_current(joined: JoinedFacts) -> Outcome:
     """Without differences that DYT0802, DYT0803 (card) or DYT0501 (variables) report."""
-    logs = _logs(joined)
-    logs.workers = [(worker, log) for worker, log in logs.workers if log.domains is not None]
-    logs.elsewhere += ["DYT0604"] * (logs.whole - len(logs.workers) - len(logs.elsewhere))
-    wrong = []
-    for worker, log in logs.workers:
+    read, tally = _read_logs(joined)
+    with_topology = [(worker, log) for worker, log in read if log.domains is not None]
+    others = tally.whole - len(with_topology) - len(tally.explained)
+    tally.explained += ["DYT0604"] * others
+    for worker, log in with_topology:
         differs = [*_domains_differ(worker, log), *_policy_differs(worker, log)]
         if differs:
-            wrong.append(differing(worker, differs))
-    return logs.outcome(wrong)
+            tally.wrong.append(differing(worker, differs))
+    return tally.outcome(len(with_topology))
 
 
 def _domains_differ(worker: WorkerChain, log: StartLog) -> Iterator[str]:
@@ -200,8 +179,8 @@ def _text_of(weight: float | None, missing: str = "not set") -> str:
 
 def _log_has_topology(joined: JoinedFacts) -> Outcome:
     """Without workers whose card has no topology either (DYT0801)."""
-    logs, wrong = _logs(joined), []
-    for worker, log in logs.workers:
+    read, tally = _read_logs(joined)
+    for worker, log in read:
         main = engine(pod_of(worker))
         enabled = main is not None and main.env.get(ENABLED_ENV) == "true"
         if (
@@ -210,9 +189,8 @@ def _log_has_topology(joined: JoinedFacts) -> Outcome:
             and has_started(joined, worker)
             and _card_has_topology(worker)
         ):
-            pod = pod_of(worker)
-            wrong.append(found(worker.subject, pod=pod.name, namespace=pod.namespace))
-    return logs.outcome(wrong)
+            tally.wrong.append(about_pod(worker))
+    return tally.outcome(len(read))
 
 
 def _card_has_topology(worker: WorkerChain) -> bool:

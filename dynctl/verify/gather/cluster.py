@@ -16,7 +16,7 @@ from dynctl.base.errors import Unreachable
 from dynctl.base.json_fields import mapping, sequence, text
 from dynctl.health.facts import Unread
 from dynctl.manifests.files import Manifest
-from dynctl.manifests.graphs import GRAPH, GRAPH_GROUP, TOPOLOGY_KINDS
+from dynctl.manifests.graphs import GRAPH, GRAPH_GROUP, GRAPHS, GRAPHS_RESOURCE, TOPOLOGY_KINDS
 from dynctl.verify.facts import (
     ClusterFacts,
     GraphSchema,
@@ -27,8 +27,6 @@ from dynctl.verify.facts import (
 from dynctl.verify.gather.expected_graphs import expect_graphs
 from dynctl.verify.gather.kubelets import Kubelets
 from dynctl.verify.gather.permissions import (
-    GRAPHS,
-    METADATA,
     SETS,
     account,
     graph_namespaces,
@@ -39,7 +37,13 @@ from dynctl.verify.gather.permissions import (
     worker_reviews,
     worker_users,
 )
-from dynctl.verify.gather.pods import Sampling, chosen_workers, read_files, read_start
+from dynctl.verify.gather.pods import (
+    Sampling,
+    chosen_workers,
+    read_files,
+    read_start,
+    warning_queries,
+)
 from dynctl.verify.join import join
 from dynctl.wire.kubernetes import objects
 from dynctl.wire.kubernetes.names import (
@@ -48,7 +52,7 @@ from dynctl.wire.kubernetes.names import (
     LABEL_MISSING_REASON,
     OPERATOR_APP,
 )
-from dynctl.wire.kubernetes.worker_metadata import WorkerMetadata, worker_metadata
+from dynctl.wire.kubernetes.worker_metadata import PLURAL, WorkerMetadata, worker_metadata
 
 _TOPOLOGIES: Final = {f"{kind.lower()}s": kind for kind in TOPOLOGY_KINDS}
 _GRAPH_VERSIONS: Final = ("v1beta1", "v1alpha1")
@@ -87,11 +91,11 @@ def gather(cluster: Cluster, wanted: Wanted, before: VerifyFacts | None = None) 
     facts = replace(before or VerifyFacts(), cluster=lists)
     if not wanted.optional:
         expect_graphs(cluster, wanted.namespace, facts)
-    return _with_files_and_logs(cluster, wanted, facts)
+    return _with_details(cluster, wanted, facts)
 
 
-def _with_files_and_logs(cluster: Cluster, wanted: Wanted, facts: VerifyFacts) -> VerifyFacts:
-    """Add the topology files and log starts of the chosen pods."""
+def _with_details(cluster: Cluster, wanted: Wanted, facts: VerifyFacts) -> VerifyFacts:
+    """Add files, log starts and warnings of chosen pods."""
     if facts.cluster is None:
         return facts
     joined = join(facts)
@@ -101,8 +105,21 @@ def _with_files_and_logs(cluster: Cluster, wanted: Wanted, facts: VerifyFacts) -
         kubelets = Kubelets(cluster, pool, (*with_files, *with_logs))
         files = kubelets.read("exec", read_files, with_files)
         logs = kubelets.read("log", read_start, with_logs)
-    complete = replace(facts.cluster, files=files, logs=logs, silent_nodes=kubelets.silent)
+        warnings = pool.map(lambda query: _warnings(cluster, *query), warning_queries(joined))
+        complete = replace(
+            facts.cluster,
+            files=files,
+            logs=logs,
+            silent_nodes=kubelets.silent,
+            warnings=tuple(warning for events in warnings for warning in events),
+        )
     return replace(facts, cluster=complete)
+
+
+def _warnings(cluster: Cluster, namespace: str, selector: str) -> tuple[objects.ObjectEvent, ...]:
+    """The events of one query; none if they are not readable: they only explain a finding."""
+    events = _ClusterReader(cluster, namespace).events(selector)
+    return () if isinstance(events, Unread) else events
 
 
 def _lists(cluster: Cluster, wanted: Wanted) -> ClusterFacts:
@@ -122,7 +139,7 @@ def _lists(cluster: Cluster, wanted: Wanted) -> ClusterFacts:
             "topologies": pool.submit(reader.topologies, served, topologies),
             "nodes": pool.submit(reader.all, "/api/v1", "nodes", objects.node),
             "pods": pool.submit(reader.inside, "/api/v1", "pods", objects.pod, selected),
-            "events": pool.submit(reader.events),
+            "events": pool.submit(reader.events, f"reason={LABEL_MISSING_REASON}"),
             "endpoints": pool.submit(reader.endpoints),
             "metadata": pool.submit(reader.metadata, served),
             "operators": pool.submit(reader.operators),
@@ -197,7 +214,7 @@ class _ClusterReader:
     def graphs(self, served: Served) -> Listing[Manifest]:
         if isinstance(served, Unread):
             return served
-        versions = served.get(f"{GRAPHS}.{GRAPH_GROUP}", ())
+        versions = served.get(GRAPHS_RESOURCE, ())
         version = next((candidate for candidate in _GRAPH_VERSIONS if candidate in versions), None)
         if version is None:
             others = f"the cluster serves only {', '.join(versions)} (DYT0002)"
@@ -220,16 +237,9 @@ class _ClusterReader:
             manifests += listing
         return tuple(manifests)
 
-    def events(self) -> Listing[objects.PodEvent]:
-        listing = self.inside(
-            "/api/v1",
-            "events",
-            objects.pod_event,
-            {"fieldSelector": f"reason={LABEL_MISSING_REASON}"},
-        )
-        if isinstance(listing, Unread):
-            return listing
-        return tuple(endpoint for endpoint in listing if endpoint is not None)
+    def events(self, selector: str) -> Listing[objects.ObjectEvent]:
+        query = {"fieldSelector": selector}
+        return self.inside("/api/v1", "events", objects.object_event, query)
 
     def endpoints(self) -> Listing[objects.Endpoint]:
         listing = self.inside(
@@ -245,10 +255,10 @@ class _ClusterReader:
     def metadata(self, served: Served) -> Listing[WorkerMetadata]:
         if isinstance(served, Unread):
             return served
-        if f"{METADATA}.{GRAPH_GROUP}" not in served:
+        if f"{PLURAL}.{GRAPH_GROUP}" not in served:
             return ()
-        version = served[f"{METADATA}.{GRAPH_GROUP}"][0]
-        return self.inside(f"/apis/{GRAPH_GROUP}/{version}", METADATA, worker_metadata)
+        version = served[f"{PLURAL}.{GRAPH_GROUP}"][0]
+        return self.inside(f"/apis/{GRAPH_GROUP}/{version}", PLURAL, worker_metadata)
 
     def operators(self) -> Listing[objects.KubeDeployment]:
         query = {"labelSelector": f"app.kubernetes.io/name={OPERATOR_APP}"}
@@ -329,7 +339,7 @@ def _served_resources(cluster: Cluster) -> Served:
 def _schemas(cluster: Cluster) -> Listing[GraphSchema]:
     path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
     try:
-        body = cluster.get(f"{path}/{GRAPHS}.{GRAPH_GROUP}")
+        body = cluster.get(f"{path}/{GRAPHS_RESOURCE}")
     except ClusterRefusal as refusal:
         return () if refusal.missing else unread(refusal)
     schemas = []

@@ -12,11 +12,10 @@ from dynctl.adapters.ports import Cluster, ClusterRefusal
 from dynctl.base.errors import Unreachable
 from dynctl.base.json_fields import mapping, sequence, text
 from dynctl.health.facts import Unread
-from dynctl.manifests.graphs import GRAPH, GRAPH_GROUP, GRAPH_VERSIONS
+from dynctl.manifests.graphs import GRAPH, GRAPH_GROUP, GRAPH_VERSIONS, GRAPHS, GRAPHS_RESOURCE
 from dynctl.verify.facts import ClusterFacts, VerifyFacts
 from dynctl.wire.kubernetes.names import GRAPH_LABEL
 
-GRAPHS_RESOURCE: Final = f"dynamographdeployments.{GRAPH_GROUP}"
 _MOST_NAMED: Final = 20
 _OTHER_CLUSTER: Final = "or name another cluster: --kube-context NAME"
 
@@ -38,10 +37,10 @@ def expect_graphs(cluster: Cluster, namespace: str | None, facts: VerifyFacts) -
     also = f"; {unreadable[0]}" if unreadable else ""
     for name in read.wanted:
         if name not in there:
-            hint = _list(there) if there else _elsewhere(cluster, namespace, read, name)
+            hint = _list(there) if there else _other_graphs(cluster, namespace, read, name)
             raise Unreachable(f"no {GRAPH} {name} {place}{also}", hint)
     if not (there or registered or read.metadata):
-        raise Unreachable(f"no {GRAPH} {place}{also}", _elsewhere(cluster, namespace, read))
+        raise Unreachable(f"no {GRAPH} {place}{also}", _other_graphs(cluster, namespace, read))
 
 
 def _expect_readable(cluster: Cluster, place: str, read: ClusterFacts) -> None:
@@ -81,7 +80,7 @@ def _is_absent(read: ClusterFacts) -> bool:
     return isinstance(read.served, Mapping) and GRAPHS_RESOURCE not in read.served
 
 
-def _elsewhere(
+def _other_graphs(
     cluster: Cluster, namespace: str | None, read: ClusterFacts, name: str | None = None
 ) -> str:
     """What to do instead. Reads the graphs of all namespaces once, if permitted."""
@@ -114,7 +113,7 @@ def _everywhere(cluster: Cluster, read: ClusterFacts) -> list[tuple[str, str]] |
     )
     if version is None:
         return None
-    path = f"/apis/{GRAPH_GROUP}/{version}/{GRAPHS_RESOURCE.partition('.')[0]}"
+    path = f"/apis/{GRAPH_GROUP}/{version}/{GRAPHS}"
     try:
         page = cluster.get(path, {"limit": "500"})
     except (ClusterRefusal, Unreachable):

@@ -7,13 +7,12 @@ from typing import Final
 
 from dynctl.adapters.ports import AccessReview, Cluster, ClusterRefusal
 from dynctl.health.facts import Unread
-from dynctl.manifests.graphs import GRAPH_GROUP, WORKER_TYPES
+from dynctl.manifests.graphs import GRAPH_GROUP, GRAPHS, WORKER_TYPES
 from dynctl.verify.facts import Account, ClusterFacts
 from dynctl.wire.kubernetes.forbidden import lacking
 from dynctl.wire.kubernetes.names import COMPONENT_TYPE_LABEL
+from dynctl.wire.kubernetes.worker_metadata import PLURAL
 
-GRAPHS: Final = "dynamographdeployments"
-METADATA: Final = "dynamoworkermetadatas"
 SETS: Final = "podcliquesets"
 #: The most service accounts of each kind; a deployment has one or two.
 _MOST_ACCOUNTS: Final = 50
@@ -25,7 +24,7 @@ def verify_reviews(namespace: str | None, grove: Iterable[str]) -> tuple[AccessR
     return (
         AccessReview("list", "nodes"),
         AccessReview("list", GRAPHS, GRAPH_GROUP, inside),
-        AccessReview("list", METADATA, GRAPH_GROUP, inside),
+        AccessReview("list", PLURAL, GRAPH_GROUP, inside),
         AccessReview("list", "pods", "", inside),
         AccessReview("list", "events", "", inside),
         AccessReview("list", "endpointslices", "discovery.k8s.io", inside),
@@ -59,9 +58,9 @@ def operator_reviews(
 def worker_reviews(namespace: str) -> tuple[AccessReview, ...]:
     """The permissions of a worker to register and to find other workers."""
     return (
-        AccessReview("create", METADATA, GRAPH_GROUP, namespace),
-        AccessReview("patch", METADATA, GRAPH_GROUP, namespace),
-        AccessReview("list", METADATA, GRAPH_GROUP, namespace),
+        AccessReview("create", PLURAL, GRAPH_GROUP, namespace),
+        AccessReview("patch", PLURAL, GRAPH_GROUP, namespace),
+        AccessReview("list", PLURAL, GRAPH_GROUP, namespace),
         AccessReview("list", "endpointslices", "discovery.k8s.io", namespace),
     )
 

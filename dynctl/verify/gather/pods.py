@@ -21,8 +21,9 @@ from dynctl.health.facts import Unread
 from dynctl.verify.chain import LinkName, WorkerChain
 from dynctl.verify.facts import MountFacts, StartLog, TopologyFile
 from dynctl.verify.join import JoinedFacts
+from dynctl.verify.pod_spec import why_not_running
 from dynctl.wire.dynamo.worker_log import StartLines, read_start_log
-from dynctl.wire.kubernetes.names import MOUNT_PATH
+from dynctl.wire.kubernetes.names import MOUNT_PATH, NOT_CREATED_REASON
 from dynctl.wire.kubernetes.objects import Pod
 
 #: A label value has at most 63 bytes; a longer file is not a value.
@@ -187,6 +188,33 @@ def _lacks_card(worker: WorkerChain) -> bool:
     """Whether the worker is known to have no card."""
     known = worker.chain is None or worker.chain[LinkName.CARD].known
     return known and not worker.cards
+
+
+#: The most pods, and namespaces, whose warnings are read.
+_MOST_WARNED: Final = 16
+
+
+def warning_queries(joined: JoinedFacts) -> list[tuple[str, str]]:
+    """Namespace and field selector of the events that explain missing and stopped workers."""
+    if joined.cluster is None or isinstance(joined.cluster.events, Unread):
+        return []
+    stopped = [
+        worker.pod
+        for graph in joined.governed
+        for worker in graph.workers
+        if worker.pod is not None and why_not_running(worker.pod)
+    ]
+    lacking = sorted(
+        {
+            graph.name.rpartition("/")[0]
+            for graph in joined.governed
+            if graph.graph is not None and len(graph.workers) < graph.graph.worker_pods
+        }
+    )
+    return [
+        *((pod.namespace, f"involvedObject.name={pod.name}") for pod in stopped[:_MOST_WARNED]),
+        *((namespace, f"reason={NOT_CREATED_REASON}") for namespace in lacking[:_MOST_WARNED]),
+    ]
 
 
 # -- a mount in this file system -------------------------------------------------------------------

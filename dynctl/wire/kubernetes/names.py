@@ -31,6 +31,7 @@ MOUNT_PATH: Final = "/etc/dynamo/topology"
 DRAFT_MOUNT_PATH: Final = "/etc/podinfo/topology"
 
 LABEL_MISSING_REASON: Final = "TopologyLabelMissing"
+NOT_CREATED_REASON: Final = "FailedCreate"
 """The reason of the operator's event for a node without the label."""
 
 OPERATOR_APP: Final = "dynamo-operator"

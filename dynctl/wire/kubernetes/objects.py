@@ -154,16 +154,17 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class PodEvent:
-    """An event of a pod; ``uid`` is the pod's, ``at`` the time of the last occurrence."""
+class ObjectEvent:
+    """An event about an object; ``uid`` is the object's, ``at`` the time of the last occurrence."""
 
     namespace: str
-    pod: str
+    name: str
     uid: str
     reason: str
     message: str
     count: int = 1
     at: float | None = None
+    kind: str = "Pod"
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,15 +250,13 @@ def endpoints(body: Mapping[str, Any]) -> Iterator[Endpoint]:
             )
 
 
-def pod_event(body: Mapping[str, Any]) -> PodEvent | None:
-    """Read an Event of core/v1; None if it is not about a pod."""
+def object_event(body: Mapping[str, Any]) -> ObjectEvent:
+    """Read an Event of core/v1."""
     about = mapping(body.get("involvedObject"))
-    if about.get("kind") != "Pod":
-        return None
     series = mapping(body.get("series"))
     times = (body.get("lastTimestamp"), series.get("lastObservedTime"), body.get("eventTime"))
     seen = [time for time in map(moment, (*times, body.get("firstTimestamp"))) if time is not None]
-    return PodEvent(
+    return ObjectEvent(
         text(about.get("namespace")),
         text(about.get("name")),
         text(about.get("uid")),
@@ -265,6 +264,7 @@ def pod_event(body: Mapping[str, Any]) -> PodEvent | None:
         text(body.get("message")),
         count(body.get("count")) or count(series.get("count")) or 1,
         max(seen) if seen else None,
+        text(about.get("kind")),
     )
 
 

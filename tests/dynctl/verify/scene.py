@@ -30,7 +30,7 @@ from dynctl.verify.facts import (
 )
 from dynctl.verify.gather.permissions import worker_reviews
 from dynctl.verify.join import JoinedFacts, join
-from dynctl.wire.kubernetes.objects import Container, Endpoint, Node, Pod, PodEvent
+from dynctl.wire.kubernetes.objects import Container, Endpoint, Node, ObjectEvent, Pod
 from dynctl.wire.kubernetes.worker_metadata import WorkerMetadata, instance_id
 from tests.dynctl.verify.whole_cluster import Cluster, judged, wrong
 from tests.kube import deployment
@@ -72,7 +72,8 @@ class Scene:
             one.name: one for one in _known(self.facts.metadata)
         }
         self.endpoints: list[Endpoint] = list(_known(self.facts.endpoints))
-        self.events: list[PodEvent] = []
+        self.events: list[ObjectEvent] = []
+        self.warnings: list[ObjectEvent] = []
         self.files: dict[PodKey, Any] = {
             key: {name: TopologyFile(content) for name, content in found.items()}
             for key, found in deployment.files(made.bodies).items()
@@ -187,6 +188,7 @@ class Scene:
             "metadata": tuple(self.metadata.values()),
             "endpoints": tuple(self.endpoints),
             "events": tuple(self.events),
+            "warnings": tuple(self.warnings),
             "files": self.files,
             "logs": self.logs,
             "worker_accounts": self.accounts,
@@ -252,3 +254,9 @@ def _with(result: Any, key: str, value: str | None) -> dict[str, str]:
 def _known(listing: Any) -> Any:
     assert not isinstance(listing, Unread)
     return listing
+
+
+def restart_fix(pod: str) -> str:
+    """The fix that deletes a serving pod."""
+    note = "one pod after the other: its running requests may fail, its KV cache is lost"
+    return f"kubectl delete pod {pod} -n {SPACE} ({note})"

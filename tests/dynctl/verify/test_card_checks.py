@@ -21,6 +21,7 @@ from tests.dynctl.verify.scene import (
     A,
     B,
     Scene,
+    restart_fix,
     subject,
     values,
 )
@@ -134,7 +135,7 @@ def test_a_card_of_before_is_found_by_value():
     checks = results(scene)
     assert wrong(checks) == {"DYT0802": [subject(DECODE)]}
     assert values(checks["DYT0802"]) == [f"zone is {B}, the file has {A}"]
-    assert checks["DYT0802"].findings[0].fix == f"kubectl delete pod {DECODE} -n {SPACE}"
+    assert checks["DYT0802"].findings[0].fix == restart_fix(DECODE)
 
 
 def test_a_card_that_matches_a_wrong_file_is_not_a_second_fault():

@@ -278,10 +278,8 @@ def test_a_node_with_workers_and_without_the_label():
     assert wrong(checks) == {"DYT0205": ["Node gpu-a-0"]}
     [finding] = checks["DYT0205"].findings
     assert finding.value == f"label {ZONE} is missing; 3 worker pods on it"
-    assert finding.fix == (
-        f"kubectl label node gpu-a-0 {ZONE}=VALUE, then kubectl delete pod -n prod "
-        "-l nvidia.com/dynamo-graph-deployment-name=my-llm --field-selector spec.nodeName=gpu-a-0"
-    )
+    command = f"kubectl label node gpu-a-0 {ZONE}=us-east-1a"
+    assert finding.fix == f"{command}, as its workers have it: they need no restart"
 
 
 def test_pods_that_have_ended_host_nothing():
@@ -306,9 +304,16 @@ def test_two_graphs_on_a_node_are_both_deleted_from_it():
     other = Cluster(name="other")
     cluster.bodies += [*other.all("Pod"), other.graph]
     del cluster.labels("gpu-a-0")[ZONE]
+    for pod in cluster.all("Pod"):
+        pod["metadata"]["labels"].pop(ZONE, None)
     [finding] = results(cluster)["DYT0205"].findings
     assert finding.value.endswith("; 6 worker pods on it")
+    assert finding.fix.startswith(
+        f"kubectl label node gpu-a-0 {ZONE}=VALUE, then kubectl delete pod -n prod "
+        "-l nvidia.com/dynamo-graph-deployment-name=my-llm --field-selector spec.nodeName=gpu-a-0"
+    )
     assert finding.fix.count("kubectl delete pod -n prod") == 2
+    assert finding.fix.endswith(" (ends 6 serving workers; one after the other is enough)")
 
 
 def test_a_missing_further_level_does_not_stop_workers():

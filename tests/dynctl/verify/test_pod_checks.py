@@ -18,7 +18,7 @@ from dynctl.wire.kubernetes.names import (
     LABEL_MISSING_REASON,
     WORKER_HASH_LABEL,
 )
-from dynctl.wire.kubernetes.objects import PodEvent, Termination
+from dynctl.wire.kubernetes.objects import ObjectEvent, Termination
 from tests.dynctl.verify.scene import (
     DECODE,
     GRAPH,
@@ -30,6 +30,7 @@ from tests.dynctl.verify.scene import (
     A,
     B,
     Scene,
+    restart_fix,
     subject,
     values,
 )
@@ -61,7 +62,7 @@ def event(scene: Scene, pod: str = DECODE, **changes: Any) -> None:
         "remain unavailable"
     )
     uid = scene.pods[pod].uid
-    result = PodEvent(SPACE, pod, uid, LABEL_MISSING_REASON, message, 2, NOW - 600)
+    result = ObjectEvent(SPACE, pod, uid, LABEL_MISSING_REASON, message, 2, NOW - 600)
     scene.events.append(replace(result, **changes))
 
 
@@ -170,6 +171,8 @@ def test_a_pending_pod_is_there_and_does_not_run():
     checks = results(scene)
     assert wrong(checks) == {"DYT0410": [subject(DECODE)]}
     assert values(checks["DYT0410"]) == ["Pending for 60 min: not scheduled"]
+    [finding] = checks["DYT0410"].findings
+    assert finding.fix == f"find the reason: kubectl describe pod {DECODE} -n {SPACE}"
     assert checks["DYT0403"].message == "11 of 12 pods; the others: see DYT0410"
 
 
@@ -188,6 +191,64 @@ def test_an_engine_that_does_not_run_is_found_with_its_reason(main: dict[str, An
     scene = Scene()
     scene.main(DECODE, running_since=None, **main)
     assert values(results(scene)["DYT0410"]) == [says]
+
+
+EDIT = "component decode-a: kubectl edit dynamographdeployment my-llm -n prod"
+LOGS = f"kubectl logs {DECODE} -n {SPACE} --previous"
+
+
+@pytest.mark.parametrize(
+    ("waiting", "reason", "message", "fix"),
+    [
+        (
+            "ImagePullBackOff",
+            "Failed",
+            'Failed to pull image "engine:9": not found',
+            f"correct image engine:9, or its pull secret, in {EDIT}",
+        ),
+        (
+            "CreateContainerConfigError",
+            "Failed",
+            'Error: secret "token" not found',
+            f"create the Secret or ConfigMap that the event names, or correct {EDIT}",
+        ),
+        (
+            "CrashLoopBackOff",
+            "BackOff",
+            "Back-off restarting failed container main",
+            f"{LOGS}; then correct {EDIT}, or apply the graph as it was before",
+        ),
+    ],
+)
+def test_the_event_of_a_stopped_engine_and_its_fix(
+    waiting: str, reason: str, message: str, fix: str
+):
+    scene = Scene()
+    scene.main(DECODE, running_since=None, waiting=waiting, image="engine:9")
+    uid = scene.pods[DECODE].uid
+    event = ObjectEvent(SPACE, DECODE, uid, reason, message, at=NOW - 30)
+    older = replace(event, message="an older one", at=NOW - 60)
+    earlier_pod = replace(event, message="of the pod before", uid="other", at=NOW)
+    scene.warnings += [event, older, earlier_pod]
+    [finding] = results(scene)["DYT0410"].findings
+    assert finding.value == f"Running for 60 min: {waiting}; event {reason}, 30 s ago: {message}"
+    assert finding.fix == fix
+
+
+def test_pods_that_a_quota_refuses():
+    scene = Scene()
+    scene.pod(DECODE, deleting=True)
+    message = 'pods "my-llm-decode-a-" is forbidden: exceeded quota: gpus, used: pods=11'
+    refused = ObjectEvent(
+        SPACE, "my-llm-decode-a-7c9f", "u", "FailedCreate", message, at=NOW - 5, kind="ReplicaSet"
+    )
+    of_another = replace(refused, name="other-decode-a-7c9f", message="of another graph", at=NOW)
+    scene.warnings += [refused, of_another]
+    [finding] = results(scene)["DYT0409"].findings
+    event = f"; event FailedCreate of ReplicaSet my-llm-decode-a-7c9f, 5 s ago: {message}"
+    assert finding.value == f"decode-a has 3 of 4 pods{event}"
+    fix = "raise quota gpus, or free a part of it: kubectl describe resourcequota gpus -n prod"
+    assert finding.fix == fix
 
 
 # -- what the operator wrote -----------------------------------------------------------------------
@@ -242,8 +303,7 @@ def test_a_label_that_was_not_copied_is_found_with_what_the_node_says():
         f"label {ZONE} is missing, scheduled 60 min ago on {NODE} ({A})"
     ]
     assert checks["DYT0403"].findings[0].fix == (
-        "check that the operator runs and has its permissions (DYT03), then "
-        f"kubectl delete pod {DECODE} -n {SPACE}"
+        "check that the operator runs and has its permissions (DYT03), then " + restart_fix(DECODE)
     )
 
 
@@ -256,7 +316,7 @@ def test_the_operators_event_is_part_of_the_finding():
     assert wrong(checks) == {"DYT0403": [subject(DECODE)]}
     [finding] = checks["DYT0403"].findings
     assert "event: Node" in finding.value
-    assert finding.fix == f"kubectl delete pod {DECODE} -n {SPACE}"
+    assert finding.fix == restart_fix(DECODE)
 
 
 @pytest.mark.parametrize(("seconds", "code"), [(30.0, "DYT0411"), (31.0, "DYT0403")])
@@ -328,7 +388,16 @@ def test_a_label_that_is_not_its_nodes_is_found_by_value():
     pods = [name for name, one in scene.pods.items() if one.node == NODE and "front" not in name]
     assert wrong(checks) == {"DYT0404": sorted(map(subject, pods))}
     assert values(checks["DYT0404"])[0] == f"{ZONE} is {A}, its node {NODE} has {B}"
-    assert checks["DYT0404"].findings[0].fix == f"kubectl delete pod {DECODE} -n {SPACE}"
+    other_way = f"kubectl label node {NODE} --overwrite {ZONE}={A}"
+    fix = f"{restart_fix(DECODE)}; or, if the node is wrong: {other_way}"
+    assert checks["DYT0404"].findings[0].fix == fix
+
+
+def test_the_node_may_be_wrong_only_if_its_pods_agree():
+    scene = Scene()
+    scene.label(DECODE, ZONE, B)
+    [finding] = results(scene)["DYT0404"].findings
+    assert finding.fix == restart_fix(DECODE)
 
 
 def test_labels_that_are_not_compared_never_pass():
