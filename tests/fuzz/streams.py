@@ -159,7 +159,8 @@ async def _read(pieces: list[bytes], *, pipes: bool) -> tuple[bytes, UpstreamFai
             at = line + size + 4
 
     async def take() -> None:
-        await stream.head()
+        while not stream.status:
+            await stream.wait()
         while True:
             if pipes and await stream.pipe(write, lambda _: 1 << 30, cut):
                 break

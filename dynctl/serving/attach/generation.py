@@ -14,8 +14,8 @@ import msgspec
 from dynctl.adapters.dynamo.request_server import AnswerLost, ErrorItem, PlaneRequest
 from dynctl.serving.engines.apis import DONE_DATA, EVENTS_A_TURN, EventCut, event_data
 from dynctl.serving.engines.failures import UpstreamFailure, engine_reason
+from dynctl.serving.engines.http_client import Upstream
 from dynctl.serving.engines.response_stream import EngineStream
-from dynctl.serving.engines.upstream import Upstream
 from dynctl.wire.dynamo.engine_output import EngineItem, EngineOutput
 from dynctl.wire.engine_kinds.tokens import (
     EngineRefused,

@@ -49,8 +49,8 @@ from dynctl.serving.engines.facts import (
     event_sources,
 )
 from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.serving.engines.http_client import Upstream
 from dynctl.serving.engines.tokenizer_check import TEXT, difference_of
-from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.engines.worker_spec import WorkerSpec, WorkerSpecError
 from dynctl.serving.http.connections import descriptors
 from dynctl.serving.routing.config import Limits

@@ -27,7 +27,7 @@ from dynctl.serving.dynamo.observer import Observer, ObserverRuntime
 from dynctl.serving.engines.ejection import Ejection
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.fleet import Fleet, Member
-from dynctl.serving.engines.upstream import Upstream
+from dynctl.serving.engines.http_client import Upstream
 from dynctl.serving.engines.worker_spec import WorkerSpec, WorkerSpecError
 from dynctl.serving.routing.config import DynamoConfig, FrontendConfig
 from dynctl.serving.routing.service import RoutingService

@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final, Protocol
 from uuid import uuid4
 
@@ -34,10 +33,9 @@ from dynctl.serving.dynamo.answer import (
     error_event,
     parsers_of,
 )
-from dynctl.serving.engines.dispatch import Call, winner
+from dynctl.serving.engines.dispatch import Call, Hop
 from dynctl.serving.engines.failures import UpstreamFailure, plane_failure
 from dynctl.serving.engines.response_stream import SHARE_S, ClientBounds, EngineStream
-from dynctl.serving.engines.worker_spec import WorkerSpec
 from dynctl.serving.routing.config import DynamoConfig, Limits
 from dynctl.serving.routing.refusal import HttpError
 from dynctl.tokenization import ModelTokenizer
@@ -199,6 +197,8 @@ class PlaneDispatch:
     """Sends requests to workers over the request plane. ``traced``: with the contexts of their
     traces."""
 
+    reads_tokens = True
+
     def __init__(
         self,
         plane: Sender,
@@ -223,7 +223,7 @@ class PlaneDispatch:
                 raise RequestError(501, "unsupported", None, problem)
         return read_engine_options(parsed.body)
 
-    def prepare(self, call: Call) -> None:
+    def prepare(self, call: Call) -> Call:
         parsed, options = call.parsed, call.options
         served = call.request.model, call.request.worker_set
         tokenizer = self._registry.tokenizer_of(*served)
@@ -251,7 +251,7 @@ class PlaneDispatch:
             eos_token_ids=sorted(tokenizer.eos_token_ids),
             lora_name=call.request.lora_name,
         )
-        call.message = _Prepared(options, request, tokenizer, parsers)
+        return replace(call, message=_Prepared(options, request, tokenizer, parsers))
 
     def whole(self, call: Call) -> _Message:
         return _Message(_request(call))
@@ -295,17 +295,10 @@ class PlaneDispatch:
         shared = str(info.handoff_id)
         return _Message(prefill, True, shared), _Message(decode, request_id=shared)
 
-    async def open(
-        self,
-        call: Call,
-        decision: Decision,
-        message: _Message,
-        spec: WorkerSpec | None,
-        *,
-        first_byte_s: float | None,
-        waiting: set[EngineStream] | None,
-    ) -> EngineStream:
-        worker, rank = winner(decision), decision.require().dp_rank
+    async def open(self, hop: Hop) -> EngineStream:
+        call, worker, message = hop.call, hop.worker, hop.message
+        rank = hop.decision.require().dp_rank
+        waiting = None if hop.member is None else hop.member.responses
         registered = self._registry.registered(worker.worker_id)
         if registered is None:
             raise UpstreamFailure("refused", f"{worker.name} is not registered any more")
@@ -318,14 +311,14 @@ class PlaneDispatch:
         hints = msgspec.structs.replace(hints, dp_rank=rank)
         request = msgspec.structs.replace(request, routing=hints)
         link = _Link(self._plane, registered.instance, self._most_bytes, self._share)
-        stream = call.resume
+        stream = call.moving
         if not isinstance(stream, PlaneStream) or message.prefill:
             stream = PlaneStream(
                 link,
                 worker.name,
                 self._bounds,
                 _PrefillAnswer() if message.prefill else self._answer(call),
-                first_byte_s,
+                hop.first_output_s,
                 streams=call.stream and not message.prefill,
                 waiting=waiting,
             )
@@ -333,36 +326,36 @@ class PlaneDispatch:
                 waiting.add(stream)
         try:
             await link.send(
-                stream, request, message.request_id or call.record.decision_id, self._context(call)
+                stream, request, message.request_id or call.record.decision_id, self._context(hop)
             )
         except BaseException:
             link.abort()
-            if stream is not call.resume:
+            if stream is not call.moving:
                 stream.close()
                 if waiting is not None:
                     waiting.discard(stream)
             raise
-        if stream is call.resume:
-            stream.move_to(link, worker.name, call.on_output)
+        if stream is call.moving:
+            stream.move_to(link, worker.name, hop.on_first_token)
             link.catch_up()
         elif not message.prefill:
             alone = _prepared_request(call).options.choices == 1
             stream.begin(
-                call.on_output,
-                None if call.move is None else partial(call.move, call),
+                hop.on_first_token,
+                hop.move,
                 moves=self._moves(call, registered),
                 most_tokens=request.stop_conditions.max_tokens if alone else None,
             )
         return stream
 
-    def _context(self, call: Call) -> Mapping[str, str]:
+    def _context(self, hop: Hop) -> Mapping[str, str]:
         if not self._traced:
             return NO_CONTEXT
-        record = call.record
+        record = hop.call.record
         own = record.request_id == record.decision_id
-        return trace_context(call.headers, None if own else record.request_id)
+        return trace_context(hop.headers, None if own else record.request_id)
 
-    def continued(self, call: Call, stream: EngineStream) -> Call:
+    def moved(self, call: Call, stream: EngineStream) -> Call:
         assert isinstance(stream, PlaneStream)
         prepared = _prepared_request(call)
         request, done = prepared.request, stream.answer.token_ids
@@ -378,7 +371,7 @@ class PlaneDispatch:
             call,
             message=replace(prepared, request=request),
             token_ids=request.token_ids,
-            resume=stream,
+            moving=stream,
         )
 
     def _moves(self, call: Call, worker: RegisteredWorker) -> int:
@@ -515,6 +508,7 @@ class PlaneStream(EngineStream):
         if self._moving is not None:
             self._moving.cancel()
         super().close()
+        self._on_output = self._move = None  # they refer to the call, and may lead back here
         self._link.let_go()
 
     # -- called by the link ------------------------------------------------------------------

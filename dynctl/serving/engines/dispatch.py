@@ -1,15 +1,14 @@
 """How requests reach workers: what is sent on each hop, and what one hop hands to the next."""
 
-import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from dynctl.base.decode_errors import RequestError
 from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.serving.engines.fleet import Member
+from dynctl.serving.engines.http_client import Upstream
 from dynctl.serving.engines.response_stream import EngineStream
-from dynctl.serving.engines.upstream import Upstream
-from dynctl.serving.engines.worker_spec import WorkerSpec
 from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.wire.engine_kinds.kind import EngineKind
 from dynctl.wire.engine_kinds.table import OTHER
@@ -19,18 +18,18 @@ from router_core import Decision, RoutingPlan, RoutingRequest, Worker
 RANK_HEADER: Final = "x-data-parallel-rank"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Call:
-    """One client request. ``body`` is what engines receive; ``raw`` the same as bytes.
+    """What a client asks of the workers. ``body`` is what engines receive; ``raw`` the same as
+    bytes.
 
     Nothing that a call refers to may refer to the call: such a cycle keeps everything of a request
     until a full garbage collection, and those are rare.
 
     ``path`` is that of the engine's endpoint. ``one_engine``: it cannot be handed off, as several
     prompts or embeddings. ``parsed``, ``token_ids`` and ``options`` are for workers that get
-    tokens; ``message`` is the request that :meth:`Dispatch.prepare` made of them. ``resume``: the
-    response that this call continues on another worker. ``companion``: the prefill half of a
-    bootstrap pair, which may still run.
+    tokens; ``message`` is the request that :meth:`Dispatch.prepare` made of them. ``moving``: the
+    response that this call continues on another worker; None: the client has nothing yet.
     """
 
     request: RoutingRequest
@@ -45,21 +44,31 @@ class Call:
     token_ids: Sequence[int] | None = field(default=None, repr=False)
     options: Any = field(default=None, repr=False)
     message: Any = field(default=None, repr=False)
-    resume: EngineStream | None = None
-    companion: asyncio.Task[None] | None = field(default=None, repr=False)
-    #: Continues the response of a call on another worker, where workers support that.
-    move: "Move | None" = field(default=None, repr=False)
-    #: Called with the first output of the worker that continues a response, or that streams one
-    #: which its client gets as a whole.
-    on_output: Callable[[], None] | None = field(default=None, repr=False)
-    #: Workers that lost the response, by id, and how.
-    lost: dict[int, str] = field(default_factory=dict)
-    #: The plan that is in force since the response moved to another worker.
-    moved: RoutingPlan | None = None
+    moving: EngineStream | None = None
 
 
-Move = Callable[[Call, EngineStream, UpstreamFailure], Coroutine[Any, Any, None]]
-"""Continues a response whose worker failed; raises UpstreamFailure where that is not possible."""
+class Hop(NamedTuple):
+    """A request that is sent to the winner of a decision, at ``sent_at`` of the service's clock.
+
+    ``message``: of the :class:`Dispatch`. ``member``: the winner in the fleet, None where it left.
+    ``headers``: for the engine. ``first_output_s``: how long to wait for the first output; None
+    where that does not come before the whole answer.
+
+    For workers whose responses are read by tokens: ``on_first_token`` is called with the first
+    output of a response where the flow does not see it; ``move`` moves a response whose worker
+    failed to another worker, and raises UpstreamFailure where that is not possible.
+    """
+
+    call: Call
+    decision: Decision
+    worker: Worker
+    message: Any
+    member: Member | None
+    headers: Mapping[str, str]
+    sent_at: float
+    first_output_s: float | None
+    on_first_token: Callable[[], None] | None = None
+    move: Callable[[EngineStream, UpstreamFailure], Coroutine[Any, Any, None]] | None = None
 
 
 class Dispatch(Protocol):
@@ -69,12 +78,18 @@ class Dispatch(Protocol):
     :meth:`decode` or :meth:`pair` and goes to :meth:`open`.
     """
 
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether workers stream each response, so that it is read by tokens, and may move."""
+        ...
+
     def read(self, parsed: ChatRequest | CompletionRequest) -> Any:
         """What a body asks of these workers, for ``Call.options``. Raises RequestError."""
         ...
 
-    def prepare(self, call: Call) -> None:
-        """Make what all hops need. Raises RequestError for what these workers cannot do."""
+    def prepare(self, call: Call) -> Call:
+        """The call with what all hops need. Raises RequestError for what these workers cannot
+        do."""
         ...
 
     def whole(self, call: Call) -> Any:
@@ -99,20 +114,11 @@ class Dispatch(Protocol):
         """The messages to a prefill and a decode worker that get them at once and meet."""
         ...
 
-    async def open(
-        self,
-        call: Call,
-        decision: Decision,
-        message: Any,
-        spec: WorkerSpec | None,
-        *,
-        first_byte_s: float | None,
-        waiting: set[EngineStream] | None,
-    ) -> EngineStream:
-        """Send a message to the hop's winner; as :meth:`Upstream.open`. ``spec``: the winner's."""
+    def open(self, hop: Hop) -> Awaitable[EngineStream]:
+        """Send the hop; as :meth:`Upstream.open`."""
         ...
 
-    def continued(self, call: Call, stream: EngineStream) -> Call:
+    def moved(self, call: Call, stream: EngineStream) -> Call:
         """The call that continues a response of :meth:`open`, after the output so far."""
         ...
 
@@ -133,6 +139,8 @@ class EngineKinds(Protocol):
 class HttpDispatch:
     """Engines with an OpenAI API: each gets the client's body over HTTP."""
 
+    reads_tokens = False
+
     def __init__(self, upstream: Upstream, fleet: EngineKinds) -> None:
         self._upstream = upstream
         self._fleet = fleet
@@ -140,12 +148,12 @@ class HttpDispatch:
     def read(self, parsed: ChatRequest | CompletionRequest) -> None:
         """Engines check the body."""
 
-    def prepare(self, call: Call) -> None:
+    def prepare(self, call: Call) -> Call:
         """Engines get the body as it is, but for adapters. Raises RequestError where a kind of
         the model's engines would ignore the adapter or the cache salt."""
         request = call.request
         if request.lora_name is None and not request.salted:
-            return
+            return call
         for kind in self._fleet.kinds(request.model):
             if request.lora_name is not None and call.path in kind.without_adapters:
                 problem = (
@@ -160,6 +168,7 @@ class HttpDispatch:
                     "/v1/completions, or use a key without isolation and no cache_salt"
                 )
                 raise RequestError(501, "unsupported", "cache_salt", problem)
+        return call
 
     def whole(self, call: Call) -> bytes:
         return call.raw
@@ -184,44 +193,27 @@ class HttpDispatch:
         ref = None if decision is None else decision.ref
         return OTHER if ref is None else self._fleet.other_kinds.get(ref.worker_id, OTHER)
 
-    async def open(
-        self,
-        call: Call,
-        decision: Decision,
-        message: bytes,
-        spec: WorkerSpec | None,
-        *,
-        first_byte_s: float | None,
-        waiting: set[EngineStream] | None,
-    ) -> EngineStream:
-        worker, ref = winner(decision), decision.require()
-        headers = call.headers
-        if "authorization" in headers and not (spec and spec.forward_authorization):
+    def open(self, hop: Hop) -> Awaitable[EngineStream]:
+        call, worker, member = hop.call, hop.worker, hop.member
+        headers, message = hop.headers, hop.message
+        if "authorization" in headers and not (member and member.spec.forward_authorization):
             headers = {name: headers[name] for name in headers if name != "authorization"}
         config = worker.runtime_config
         if config.data_parallel_size > 1:
-            rank = ref.dp_rank - config.data_parallel_start_rank
+            rank = hop.decision.require().dp_rank - config.data_parallel_start_rank
             headers = {**headers, RANK_HEADER: str(rank)}
         adapter = call.request.lora_name
         if adapter is not None:
             kind = self._fleet.other_kinds.get(worker.worker_id, OTHER)
             if kind.adapter_body is not None:
                 message = kind.adapter_body(message, call.path, worker.model, adapter)
-        return await self._upstream.open(
+        return self._upstream.open(
             f"{worker.endpoint}{call.path}",
             message,
             headers,
-            first_byte_s=first_byte_s,
-            waiting=waiting,
+            first_byte_s=hop.first_output_s,
+            waiting=None if member is None else member.responses,
         )
 
-    def continued(self, call: Call, stream: EngineStream) -> Call:
+    def moved(self, call: Call, stream: EngineStream) -> Call:
         raise NotImplementedError("an engine with an OpenAI API cannot continue an answer")
-
-
-def winner(decision: Decision) -> Worker:
-    """The worker of a decision that has one."""
-    worker = decision.worker
-    if worker is None:
-        raise ValueError(f"decision {decision.id} has no winner")
-    return worker

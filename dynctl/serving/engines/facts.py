@@ -17,7 +17,7 @@ import msgspec
 from dynctl.adapters.zmq.kv_event_source import EndpointError, KvEventSource, dialable_endpoint
 from dynctl.base.json_fields import mapping, sequence
 from dynctl.serving.engines.failures import UpstreamFailure
-from dynctl.serving.engines.upstream import Upstream
+from dynctl.serving.engines.http_client import Upstream
 from dynctl.serving.engines.worker_spec import WorkerSpec, WorkerSpecError
 from dynctl.serving.routing.config import DEFAULT_BLOCK_SIZE
 from dynctl.wire.engine_kinds.facts import (

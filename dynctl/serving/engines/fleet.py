@@ -41,8 +41,8 @@ from dynctl.serving.engines.facts import (
     event_sources,
 )
 from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.serving.engines.http_client import Upstream
 from dynctl.serving.engines.response_stream import EngineStream
-from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.engines.worker_spec import WorkerSpec, WorkerSpecError
 from dynctl.serving.routing.config import EjectionLimits, FrontendConfig
 from dynctl.serving.routing.index_runtime import IndexRuntime

@@ -1,42 +1,31 @@
-"""The flow of one request: decide, book, dispatch; with retries on other engines until the first
-output arrived.
+"""The way of one request: placed, booked, sent, and answered; with retries on other engines until
+the first output arrived.
+
+The stages are values. A `Call` is what a client asks of the workers. Its `RoutingPlan` has one
+decision, or two where prefill and decode are apart. A `Hop` is a request that goes to the winner of
+a decision. An `Answer` is the response that began, with its first output; who has it passes it on.
 
 Selecting and booking happen without an await in between, so that two requests cannot both see an
 engine as idle (behind a router process: there). Between attempts the flow frees what it booked; in
 every case the caller ends with ``RoutingService.free``.
 
-The way of a streamed chat, from `serving.http.inference`: ``_serve`` begins the record, ``_work``
-receives and prepares the request, ``RequestFlow.start`` places it, waits for its turn if it must
-queue, and runs it in one of three ways: whole, prefill and then decode, or both as a pair. Each hop
-is booked and opened until its first output, which is an `Answer`. ``pass_stream`` passes it on. An
-engine of OpenAI's kind that fails then ends the stream with an error event; a response of a Dynamo
-worker may move (``_continue``).
+A plan runs in one of three ways (``_run_whole``, ``_prefill_then_decode``, ``_run_pair``). A hop
+that fails before its first output raises `_HopFailed`, and ``start`` tries again. Afterwards a
+failure ends the response, but that of a Dynamo worker may move to another worker (``_move``).
 """
 
 import asyncio
 import logging
-import re
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
-import msgspec
-
 from dynctl.base.tasks import end_tasks
-from dynctl.serving.engines.apis import (
-    BLANK_LINE,
-    BY_PATH,
-    ERROR_EVENT,
-    EVENTS_A_TURN,
-    Api,
-    EventCut,
-    event_data,
-    event_name,
-)
-from dynctl.serving.engines.dispatch import Call, Dispatch
-from dynctl.serving.engines.dispatch import winner as _winner
+from dynctl.serving.engines.apis import BY_PATH
+from dynctl.serving.engines.dispatch import Call, Dispatch, Hop
 from dynctl.serving.engines.ejection import FirstOutputs
-from dynctl.serving.engines.failures import UpstreamFailure, reported_error
+from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.serving.engines.first_output import first_events, whole_answer
 from dynctl.serving.engines.fleet import Fleet
 from dynctl.serving.engines.response_stream import EngineStream
 from dynctl.serving.routing.config import Limits
@@ -44,20 +33,8 @@ from dynctl.serving.routing.placement import Placement
 from dynctl.serving.routing.service import RoutingService, excluding
 from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.wire.engine_kinds.handoff import bootstrap_room
-from dynctl.wire.openai import ChatRequest, CompletionRequest
-from router_core import Decision, Role, RoutingPlan, RoutingRequest, Stage, Worker
+from router_core import Decision, Role, RoutingPlan, RoutingRequest
 
-_FIRST_EVENT_BYTES: Final = 64 * 1024
-#: The beginning of an event stream: a field, a comment, or empty lines before them.
-_EVENT_STREAM: Final = re.compile(rb"[\r\n]*+(?:(?:data|event|id|retry)?:|(?<=[\r\n])\Z)")
-_FIRST_BYTES: Final = 8
-#: The first field of an event; comments are none.
-_FIELD: Final = re.compile(rb"(?:\A|[\r\n])((?:data|event|id|retry):)")
-#: The longest end of an event, and the longest first field, without their last bytes.
-_LINE_ENDS: Final = 3
-_FIELD_BYTES: Final = 6
-_COMMENT_BYTES: Final = 64 * 1024
-_DONE: Final = (b"data: [DONE]", b"data:[DONE]")
 #: Engines that may die of one request: the first and one more.
 _MOST_DEAD: Final = 2
 _STRANDED: Final = "this attempt excludes it because its domain had no eligible decode worker"
@@ -66,24 +43,36 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
+class Course:
+    """What changes while a response runs: a move to another worker replaces all of it.
+
+    ``plan``: the one that the response follows. ``companion``: the prefill half of a bootstrap
+    pair, which may still run. ``lost``: ids of workers that lost the response, and how.
+    """
+
+    plan: RoutingPlan
+    companion: asyncio.Task[None] | None = None
+    lost: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class Answer:
     """A response that began. ``head``: the first piece of a stream, or the whole body."""
 
     response: EngineStream
     head: bytes
-    call: Call
-    planned: RoutingPlan
+    course: Course
 
     @property
     def plan(self) -> RoutingPlan:
         """The plan that the response follows now."""
-        return self.call.moved or self.planned
+        return self.course.plan
 
     def close(self) -> None:
         """Close both connections, so that the engines stop the request."""
         self.response.close()
-        if self.call.companion is not None:
-            self.call.companion.cancel()
+        if self.course.companion is not None:
+            self.course.companion.cancel()
 
 
 class Refused(Exception):
@@ -112,24 +101,14 @@ class GaveUp(Exception):
 
 
 class _HopFailed(Exception):
-    """A hop failed. ``accepted``: the engine had begun a response that is no error, so that it has
-    the prompt."""
+    """A hop failed before its first output. ``computed``: its engine has the prompt, for it had
+    begun a response that is not an error."""
 
-    def __init__(
-        self,
-        failure: UpstreamFailure,
-        worker: Worker,
-        stage: Stage,
-        sent_at: float | None = None,
-        *,
-        accepted: bool = False,
-    ) -> None:
+    def __init__(self, failure: UpstreamFailure, hop: Hop, *, computed: bool = False) -> None:
         super().__init__(str(failure))
         self.failure = failure
-        self.worker = worker
-        self.stage = stage
-        self.sent_at = sent_at
-        self.accepted = accepted
+        self.hop = hop
+        self.computed = computed
 
 
 class _DecodeGone(Exception):
@@ -155,7 +134,11 @@ class _Tries:
 
 
 class RequestFlow:
-    """Sends requests to engines."""
+    """Sends requests to engines.
+
+    ``read(parsed)``: what a body asks of the workers, for ``prepare(call)``, which returns the call
+    with all that its hops need. Both raise RequestError for what the workers cannot do.
+    """
 
     def __init__(
         self,
@@ -168,18 +151,10 @@ class RequestFlow:
         self._service = service
         self._placement = placement
         self._fleet = fleet
-        self._hops = dispatch
+        self._dispatch = dispatch
         self._limits = limits
         self._first_outputs = FirstOutputs(limits.first_byte_s, limits.first_output_s)
-
-    def read(self, parsed: ChatRequest | CompletionRequest) -> Any:
-        """What a body asks of the workers, for ``Call.options``. Raises RequestError."""
-        return self._hops.read(parsed)
-
-    def prepare(self, call: Call) -> None:
-        """Make what every hop of a new call needs. Raises RequestError for what the workers cannot
-        do."""
-        self._hops.prepare(call)
+        self.read, self.prepare = dispatch.read, dispatch.prepare
 
     async def start(self, call: Call) -> Answer:
         """Run the request up to the first output of an engine. Raises Refused, HandoffRefused or
@@ -187,19 +162,20 @@ class RequestFlow:
 
         The caller frees the request's bookings in every case.
         """
-        tries = _Tries()
-        service = self._service
-        admitted = call.resume is not None
-        call.move = self._continue
+        tries, service, record = _Tries(), self._service, call.record
+        admitted = call.moving is not None
         while True:
-            request = excluding(call.request, tries.failed, service.router.registry)
+            request = call.request
+            if tries.failed:
+                request = excluding(request, tries.failed, service.router.registry)
             began = service.clock()
             plan = await self._placement.place(request)
-            call.record.route_s += service.clock() - began
-            if plan.first.queue is not None:
-                plan = await self._wait_for_turn(plan, request, call.record, again=admitted)
+            record.route_s += service.clock() - began
+            first = plan.prefill or plan.decode
+            if first is not None and first.queue is not None:
+                plan = await self._wait_for_turn(plan, request, record, again=admitted)
             admitted = True
-            if not plan.ok:
+            if plan.refusal is not None:
                 if self._may_try_again(tries):
                     continue
                 raise self._refusal(plan, request, call, tries)
@@ -208,9 +184,9 @@ class RequestFlow:
             if tries.died:
                 _log.warning(
                     "request %s: %s may have died of it (%s); sent once more, to %s",
-                    call.request.id, tries.died[-1], tries.last, _first_worker(plan).name,
+                    call.request.id, tries.died[-1], tries.last, _first_worker(plan),
                 )  # fmt: skip
-            earlier = call.record.plan
+            earlier = record.plan
             try:
                 if plan.prefill is None:
                     return await self._run_whole(call, request, plan)
@@ -219,9 +195,9 @@ class RequestFlow:
                     return await self._run_pair(call, request, plan, address)
                 return await self._prefill_then_decode(call, request, plan, tries)
             except asyncio.CancelledError:
-                if call.record.plan is earlier:  # no decode hop was decided yet
-                    call.record.left_in_prefill = True
-                    service.decided(plan, request, call.record)
+                if record.plan is earlier:  # no decode hop was decided yet
+                    record.left_in_prefill = True
+                    service.decided(plan, request, record)
                 raise
             except _HopFailed as error:
                 self._end_attempt(call, tries, plan, request, error)
@@ -232,32 +208,6 @@ class RequestFlow:
                 if not again:
                     raise self._refusal(error.plan, request, call, tries) from error
                 tries.failed |= dict.fromkeys(self._same_domain(error.plan), _STRANDED)
-
-    def _end_attempt(
-        self,
-        call: Call,
-        tries: _Tries,
-        plan: RoutingPlan,
-        request: RoutingRequest,
-        error: _HopFailed,
-    ) -> None:
-        """Note that a hop failed. Raises GaveUp where no other engine gets the request."""
-        service, request_id = self._service, call.request.id
-        service.free(request_id, error.stage, computed=error.accepted)
-        # Of a pair whose prefill failed, the decode worker got no block.
-        service.free(request_id, computed=error.stage != "prefill")
-        self._note(call, tries, error)
-        killed = len(tries.died) >= _MOST_DEAD
-        if killed:
-            _log.warning(
-                "request %s: %s may have died of it; it is not sent to another engine",
-                request_id,
-                " and then ".join(tries.died),
-            )
-        if killed or not error.failure.retryable or tries.count >= self._limits.attempts:
-            if call.record.plan is None:  # a prefill hop that failed
-                service.decided(plan, request, call.record)
-            raise GaveUp(error.failure, plan) from error
 
     def report(self, plan: RoutingPlan, failure: UpstreamFailure) -> None:
         """Report that the engine failed during its response."""
@@ -282,13 +232,15 @@ class RequestFlow:
     # -- the three ways --------------------------------------------------------------------
 
     async def _run_whole(self, call: Call, request: RoutingRequest, plan: RoutingPlan) -> Answer:
-        decision = plan.final
+        """One engine does the whole request."""
+        service, decision = self._service, plan.final
         # A hop that waited for its turn is booked already, and the router refuses the second one.
-        self._service.book(decision, request, call.record)
-        self._service.prefill_ends.begin(decision, request)
-        self._service.decided(plan, request, call.record)
-        response, head = await self._dispatch(call, decision, self._hops.whole(call))
-        return Answer(response, head, call, plan.settled())
+        service.book(decision, request, call.record)
+        if not request.streams:
+            service.unseen_prefills.begin(decision, request)
+        course = Course(service.decided(plan, request, call.record))
+        hop = self._hop(call, course, decision, self._dispatch.whole(call))
+        return await self._answer(hop, course)
 
     async def _prefill_then_decode(
         self, call: Call, request: RoutingRequest, plan: RoutingPlan, tries: _Tries
@@ -309,38 +261,17 @@ class RequestFlow:
             if decode is None or decode.winner is None:
                 raise _DecodeGone(plan)
             service.book(decode, request, call.record)
-            service.decided(plan, request, call.record)
-            message = self._hops.decode(call, plan, handed)
+            course = Course(service.decided(plan, request, call.record))
+            hop = self._hop(call, course, decode, self._dispatch.decode(call, plan, handed))
             try:
-                response, head = await self._dispatch(call, decode, message)
+                return await self._answer(hop, course)
             except _HopFailed as error:
-                service.free(request.id, "decode", computed=error.accepted)
+                service.free(request.id, "decode", computed=error.computed)
                 if error.failure.sent or tries.count + 1 >= self._limits.attempts:
                     raise
                 # Nothing reached the engine, so the blocks still wait to be pulled.
                 self._note(call, tries, error)
                 request = excluding(request, tries.failed, service.router.registry)
-                continue
-            return Answer(response, head, call, plan.settled())
-
-    async def _prefill(self, call: Call, decision: Decision) -> Any:
-        """Run the prefill hop; returns what it hands over."""
-        worker, began = _winner(decision), self._service.clock()
-        response = await self._open(call, decision, self._hops.prefill(call, decision), quick=True)
-        try:
-            answer = await response.read(self._limits.prefill_answer_bytes)
-            self._note_first_output(decision, began, quick=True)
-            call.record.take_usage(answer, prefill=True)
-            return self._hops.handed_over(decision, answer)
-        except UpstreamFailure as failure:
-            self._trace_lost(call, decision, failure)
-            accepted = _has_prompt(response, failure)
-            raise _HopFailed(failure, worker, "prefill", began, accepted=accepted) from failure
-        except ValueError as error:
-            unreadable = UpstreamFailure("protocol", f"{worker.name}: {error}")
-            raise _HopFailed(unreadable, worker, "prefill") from error
-        finally:
-            self._close_response(worker, response)
 
     async def _run_pair(
         self, call: Call, request: RoutingRequest, plan: RoutingPlan, address: tuple[str, int]
@@ -351,284 +282,235 @@ class RequestFlow:
             raise ValueError(f"plan {plan.id} has a missing hop")
         service.book(prefill, request, call.record)
         service.book(decode, request, call.record)
-        service.decided(plan, request, call.record)
-        config = _winner(prefill).runtime_config
+        course = Course(service.decided(plan, request, call.record))
+        config = prefill.workers[prefill.winner or 0].runtime_config
         rank = prefill.ref.dp_rank - config.data_parallel_start_rank
         room = bootstrap_room(service.sample(), config.data_parallel_size, rank)
-        first, second = self._hops.pair(call, plan, address, room)
-        companion = asyncio.create_task(self._bootstrap_prefill(call, prefill, first))
+        first, second = self._dispatch.pair(call, plan, address, room)
+        half = self._hop(call, None, prefill, first, streams=False)
+        companion = course.companion = asyncio.create_task(self._prefill_half(half))
         companion.add_done_callback(_mark_error_read)
-        answering = asyncio.create_task(self._dispatch(call, decode, second))
+        hop = self._hop(call, course, decode, second)
+        answering = asyncio.create_task(self._answer(hop, course))
         try:
             await asyncio.wait((companion, answering), return_when=asyncio.FIRST_COMPLETED)
-            if companion.done() and companion.exception() is not None:
+            ended = companion.done() and not companion.cancelled()  # a move cancels it
+            if ended and companion.exception() is not None:
                 await companion  # raises: decode would wait for blocks that never come
-            response, head = await answering
+            return await answering
         except BaseException:
             for task in (companion, answering):
                 task.cancel()
             done = await asyncio.gather(companion, answering, return_exceptions=True)
-            if isinstance(done[1], tuple):
-                done[1][0].close()
+            if isinstance(done[1], Answer):
+                done[1].response.close()
             raise
-        call.companion = companion
-        return Answer(response, head, call, plan.settled())
 
-    async def _bootstrap_prefill(self, call: Call, decision: Decision, message: Any) -> None:
-        worker, began = _winner(decision), self._service.clock()
-        response = await self._open(call, decision, message, quick=False)
-        accepted = False
-        try:
-            answer = await response.read(self._limits.prefill_answer_bytes)
-            accepted = True
-            self._note_first_output(decision, began, quick=False)
-            call.record.take_usage(answer, prefill=True)
-        except UpstreamFailure as failure:
-            self._trace_lost(call, decision, failure)
-            accepted = _has_prompt(response, failure)
-            raise _HopFailed(failure, worker, "prefill", began, accepted=accepted) from failure
-        finally:
-            self._close_response(worker, response)
-            self._service.free(call.request.id, "prefill", computed=accepted)
-        call.record.prefill_done_at = self._service.clock()
+    # -- the hops --------------------------------------------------------------------------
 
-    # -- dispatching -----------------------------------------------------------------------
-
-    async def _open(
-        self, call: Call, decision: Decision, message: Any, *, quick: bool
-    ) -> EngineStream:
-        """Send to the hop's winner; ``quick``: its first output comes before the whole answer."""
-        worker = _winner(decision)
+    def _hop(
+        self,
+        call: Call,
+        course: Course | None,
+        decision: Decision,
+        message: Any,
+        *,
+        streams: bool | None = None,
+    ) -> Hop:
+        """A hop that is sent now. ``course``: of the response that the client gets, None for a
+        prefill hop. ``streams``: its first output comes before its whole answer; None: as the
+        client's does."""
+        winner, record, now = decision.winner, call.record, self._service.clock()
+        if winner is None:
+            raise ValueError(f"decision {decision.id} has no winner")
+        worker = decision.workers[winner]
         member = self._fleet.by_id(worker.worker_id)
-        if call.record.dispatched_at is None:
-            call.record.dispatched_at = self._service.clock()
-        timeout_s, began = None, self._service.clock()
-        if quick:
-            timeout_s = self._first_outputs.timeout_s(worker.model, _tokens_before(decision))
+        if record.dispatched_at is None:
+            record.dispatched_at = now
+        first_output_s, headers = None, call.headers
+        if call.stream if streams is None else streams:
+            first_output_s = self._first_outputs.timeout_s(worker.model, _tokens_before(decision))
         if member is not None:
             self._fleet.dispatched(member)
-        if call.record.trace is not None:
-            # Another dictionary: the other hop of a pair may be on its way with this one.
-            call.headers = {**call.headers, **call.record.trace.hop(decision, began)}
+        if record.trace is not None:
+            headers = {**headers, **record.trace.hop(decision, now)}
+        hop = Hop(call, decision, worker, message, member, headers, now, first_output_s)
+        if course is None or not self._dispatch.reads_tokens:
+            return hop
+        move = None if call.moving is not None else partial(self._move, call, course)
+        noted = None
+        if call.moving is not None or not call.stream:
+            noted = partial(self._note_first_token, hop)
+        return hop._replace(move=move, on_first_token=noted)
+
+    async def _answer(self, hop: Hop, course: Course) -> Answer:
+        """Send a hop and wait for its first output. Raises _HopFailed."""
+        call, limits, response = hop.call, self._limits, None
         try:
-            return await self._hops.open(
-                call,
-                decision,
-                message,
-                None if member is None else member.spec,
-                first_byte_s=timeout_s,
-                waiting=None if member is None else member.responses,
-            )
-        except UpstreamFailure as failure:
-            self._trace_lost(call, decision, failure)
-            raise _HopFailed(failure, worker, decision.stage, began) from failure
-
-    def _trace_lost(self, call: Call, decision: Decision, failure: UpstreamFailure) -> None:
-        """The span of a hop that failed ends; other attempts have spans of their own."""
-        if call.record.trace is not None:
-            call.record.trace.lost(decision, self._service.clock(), failure.kind)
-
-    def _note_first_output(self, decision: Decision, began: float, *, quick: bool) -> None:
-        """The hop's winner sent its first output."""
-        worker = _winner(decision)
-        took = self._service.clock() - began
-        computes = decision.parameters.track_prefill_tokens
-        if computes and (quick or decision.stage == "prefill"):
-            self._service.prefill_ended(decision, began)
-        if quick:
-            self._first_outputs.observe(worker.model, _tokens_before(decision), took)
-        self._fleet.answered(worker.worker_id)
-
-    def _waits_no_more(self, worker: Worker, response: EngineStream) -> None:
-        member = self._fleet.by_id(worker.worker_id)
-        if member is not None:
-            member.responses.discard(response)
-
-    def _close_response(self, worker: Worker, response: EngineStream) -> None:
-        self._waits_no_more(worker, response)
-        response.close()
-
-    async def _dispatch(
-        self, call: Call, decision: Decision, message: Any
-    ) -> tuple[EngineStream, bytes]:
-        """Send to the hop's winner and wait for its first output; raises _HopFailed."""
-        worker, began = _winner(decision), self._service.clock()
-        if call.resume is not None:
-            call.on_output = partial(self._on_moved_output, call.request.id, decision, began)
-        else:
-            call.moved = None
-            call.on_output = None
-            if not call.stream:
-                call.on_output = partial(
-                    self._on_whole_output, call.request.id, call.record, decision, began
-                )
-        response = await self._open(call, decision, message, quick=call.stream)
-        if call.resume is not None:
-            return response, b""  # its reader waits for it already
-        try:
-            _check_type(response, "text/event-stream" if call.stream else "application/json")
-            if not call.stream:
-                head = await response.read(self._limits.unary_answer_bytes)
-                _check_answer(response, head, BY_PATH[call.path])
+            response = await self._dispatch.open(hop)
+            if call.moving is not None:
+                return Answer(response, b"", course)  # its reader waits for it already
+            if hop.first_output_s is None:
+                head = await whole_answer(response, BY_PATH[call.path], limits.unary_answer_bytes)
             else:
-                timeout_s = self._first_outputs.timeout_s(worker.model, _tokens_before(decision))
-                head = await self._first_output(response, timeout_s)
-                if BY_PATH[call.path].preamble:
-                    head = await self._after_preamble(response, head, BY_PATH[call.path], timeout_s)
+                head = await first_events(
+                    response, BY_PATH[call.path], hop.first_output_s, limits.unary_answer_bytes
+                )
         except BaseException as error:
-            self._close_response(worker, response)
+            self._close(hop, response)
             if isinstance(error, UpstreamFailure):
-                self._trace_lost(call, decision, error)
-                accepted = _has_prompt(response, error)
-                raise _HopFailed(error, worker, decision.stage, began, accepted=accepted) from error
+                raise self._failed(hop, response, error) from error
             raise
-        self._waits_no_more(worker, response)
-        self._note_first_output(decision, began, quick=call.stream)
-        return response, head
+        if hop.member is not None:
+            hop.member.responses.discard(response)
+        self._note_first_output(hop, measured=hop.first_output_s is not None)
+        return Answer(response, head, course)
 
-    def _on_moved_output(self, request_id: str, decision: Decision, began: float) -> None:
-        """A response that moved has its first output from the new worker."""
-        self._service.prefill_done(request_id)
-        self._note_first_output(decision, began, quick=True)
+    async def _open(self, hop: Hop) -> EngineStream:
+        """Send a hop and wait for the head of its response. Raises _HopFailed."""
+        try:
+            return await self._dispatch.open(hop)
+        except UpstreamFailure as failure:
+            raise self._failed(hop, None, failure) from failure
 
-    def _on_whole_output(
-        self, request_id: str, record: RequestRecord, decision: Decision, began: float
+    async def _prefill(self, call: Call, decision: Decision) -> Any:
+        """Run the prefill hop; returns what it hands over."""
+        hop = self._hop(call, None, decision, self._dispatch.prefill(call, decision), streams=True)
+        response = await self._open(hop)
+        try:
+            answer = await response.read(self._limits.prefill_answer_bytes)
+            self._note_first_output(hop, measured=True)
+            call.record.take_usage(answer, prefill=True)
+            return self._dispatch.handed_over(decision, answer)
+        except UpstreamFailure as failure:
+            raise self._failed(hop, response, failure) from failure
+        except ValueError as error:
+            unreadable = UpstreamFailure("protocol", f"{hop.worker.name}: {error}")
+            raise _HopFailed(unreadable, hop) from error
+        finally:
+            self._close(hop, response)
+
+    async def _prefill_half(self, hop: Hop) -> None:
+        """Run the prefill hop of a pair, whose blocks the decode engine pulls meanwhile."""
+        record, response, computed = hop.call.record, await self._open(hop), False
+        try:
+            answer = await response.read(self._limits.prefill_answer_bytes)
+            computed = True
+            self._note_first_output(hop, measured=False)
+            record.take_usage(answer, prefill=True)
+        except UpstreamFailure as failure:
+            computed = _computed(response, failure)
+            raise self._failed(hop, response, failure) from failure
+        finally:
+            self._close(hop, response)
+            self._service.free(hop.call.request.id, "prefill", computed=computed)
+        record.prefill_done_at = self._service.clock()
+
+    def _note_first_output(self, hop: Hop, *, measured: bool) -> None:
+        """A hop's engine has its first output: ``measured`` where that came before the whole
+        answer, so that its time is that of the prompt."""
+        decision, service = hop.decision, self._service
+        if decision.parameters.track_prefill_tokens and (measured or decision.stage == "prefill"):
+            service.measure_prefill(decision, hop.sent_at)
+        if measured:
+            took = service.clock() - hop.sent_at
+            self._first_outputs.observe(hop.worker.model, _tokens_before(decision), took)
+        self._fleet.answered(hop.worker.worker_id)
+
+    def _note_first_token(self, hop: Hop) -> None:
+        """A worker that streams has its first output, whose client gets the whole at its end or
+        has output of an earlier worker."""
+        if hop.call.moving is None:
+            hop.call.record.first_token_at = self._service.clock()
+        self._service.prefill_done(hop.call.request.id)
+        self._note_first_output(hop, measured=True)
+
+    def _failed(
+        self, hop: Hop, response: EngineStream | None, failure: UpstreamFailure
+    ) -> _HopFailed:
+        """The failure of a hop, whose span ends; other attempts have spans of their own."""
+        trace = hop.call.record.trace
+        if trace is not None:
+            trace.lost(hop.decision, self._service.clock(), failure.kind)
+        return _HopFailed(failure, hop, computed=_computed(response, failure))
+
+    def _close(self, hop: Hop, response: EngineStream | None) -> None:
+        if response is not None:
+            if hop.member is not None:
+                hop.member.responses.discard(response)
+            response.close()
+
+    async def _move(
+        self, call: Call, course: Course, response: EngineStream, failure: UpstreamFailure
     ) -> None:
-        """A response that its client gets as a whole has its first output, where workers stream."""
-        record.first_token_at = self._service.clock()
-        self._on_moved_output(request_id, decision, began)
-
-    async def _continue(self, call: Call, response: EngineStream, failure: UpstreamFailure) -> None:
-        """Continue a response that its worker lost on another worker, after the tokens so far.
+        """Move a response that its worker lost to another worker, which goes on after its tokens.
 
         Raises UpstreamFailure where no worker can do it.
         """
-        service, plan = self._service, call.moved or call.record.plan
-        lost = None if plan is None else plan.final.worker
-        if call.companion is not None:
+        service, final = self._service, course.plan.final
+        if course.companion is not None:
             # It frees a prefill hop at its end, which must not be that of the next worker.
-            await end_tasks([call.companion])
-            call.companion = None
+            await end_tasks([course.companion])
+            course.companion = None
         service.free(call.request.id)
-        if lost is not None and plan is not None:
-            stage = plan.final.stage
-            call.record.attempts.append((lost.name, stage, str(failure)))
-            self._fleet.report_failure(lost.worker_id, failure)
-            call.lost[lost.worker_id] = _failed_now(failure)
-        later = self._hops.continued(call, response)
+        if final.winner is not None:
+            worker = final.workers[final.winner]
+            call.record.attempts.append((worker.name, final.stage, str(failure)))
+            self._fleet.report_failure(worker.worker_id, failure)
+            course.lost[worker.worker_id] = _failed_now(failure)
+        later = self._dispatch.moved(call, response)
         salt = None if call.parsed is None else service.salt_of(call.parsed)
         request = service.rehashed(call.request, later.token_ids or (), salt)
-        later.request = excluding(request, call.lost, service.router.registry)
+        later = replace(later, request=excluding(request, course.lost, service.router.registry))
         _log.warning("request %s: %s; it goes on with another worker", call.request.id, failure)
         try:
             answer = await self.start(later)
         except (Refused, HandoffRefused, GaveUp) as error:
             raise failure from error
-        call.moved, call.companion = answer.plan, later.companion
+        course.plan, course.companion = answer.course.plan, answer.course.companion
         service.moved += 1
-
-    async def _first_output(self, response: EngineStream, timeout_s: float) -> bytes:
-        """The stream up to its first event or a part of it, with the comments before it."""
-        head = await response.readany()
-        field = _FIELD.search(head)
-        start = -1 if field is None else field.start(1)
-        if start < 0:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    head, start = await self._first_field(response, head)
-            except TimeoutError:
-                raise UpstreamFailure(
-                    "timeout", f"{response.origin} sent no event within {timeout_s:g} s"
-                ) from None
-        # Judged whole: an engine that fails before its first token sends an error as its event.
-        if BLANK_LINE.search(head, start) is None:
-            head = await self._first_event(response, head, start)
-        event = head[start:]
-        if event.startswith(_DONE):
-            raise UpstreamFailure("protocol", f"{response.origin} sent [DONE] without any output")
-        if not _has_json(event):
-            raise UpstreamFailure("protocol", f"{response.origin} sent an event that is not JSON")
-        if ERROR_EVENT.match(event):
-            raise reported_error(response.origin, event_data(BLANK_LINE.split(event, 1)[0]))
-        return head
-
-    async def _first_event(self, response: EngineStream, head: bytes, start: int) -> bytes:
-        """The stream up to the end of the event at ``start``, or to the most that is judged."""
-        whole, searched = bytearray(head), len(head)
-        while len(whole) - start < _FIRST_EVENT_BYTES and (more := await response.readany()):
-            whole += more
-            # The end may be cut, and begin in what was searched.
-            if BLANK_LINE.search(whole, max(start, searched - _LINE_ENDS)) is not None:
-                break
-            searched = len(whole)
-        return bytes(whole)
-
-    async def _after_preamble(
-        self, response: EngineStream, head: bytes, api: Api, timeout_s: float
-    ) -> bytes:
-        """The stream up to its first output or its end: until then another engine may answer."""
-        most = self._limits.unary_answer_bytes
-        cut, whole, piece = EventCut(), bytearray(head), head
-        try:
-            async with asyncio.timeout(timeout_s):
-                while len(whole) <= most:
-                    for number, event in enumerate(cut.feed(piece), 1):
-                        if number % EVENTS_A_TURN == 0:
-                            await response.turn()
-                        name = event_name(event)
-                        if name in api.preamble or not event_data(event):
-                            continue
-                        if name in api.failed:
-                            raise reported_error(response.origin, event_data(event))
-                        return bytes(whole)
-                    piece = await response.readany()
-                    if not piece:
-                        raise UpstreamFailure(
-                            "reset", f"{response.origin} ended its response without any output"
-                        )
-                    whole += piece
-        except TimeoutError:
-            raise UpstreamFailure(
-                "timeout", f"{response.origin} sent no output within {timeout_s:g} s"
-            ) from None
-        raise UpstreamFailure("protocol", f"{response.origin} sent more than {most} bytes at first")
-
-    async def _first_field(self, response: EngineStream, head: bytes) -> tuple[bytes, int]:
-        """The stream up to the first field of an event, and its place."""
-        whole, searched, stream = bytearray(head), 0, True
-        while True:
-            field = _FIELD.search(whole, max(0, searched - _FIELD_BYTES))
-            if field is not None:
-                return bytes(whole), field.start(1)
-            # Empty lines at the beginning are looked at again and again; of those are few.
-            if len(whole) >= _FIRST_BYTES and (searched < _FIRST_BYTES or whole[:1] in b"\r\n"):
-                stream = _EVENT_STREAM.match(whole) is not None
-            searched = len(whole)
-            more = await response.readany() if stream and len(whole) <= _COMMENT_BYTES else b""
-            if not more and not whole:
-                raise UpstreamFailure(
-                    "reset", f"{response.origin} ended its response without any output"
-                )
-            if not more:
-                raise UpstreamFailure(
-                    "protocol", f"{response.origin} sent something else than events in its stream"
-                )
-            whole += more
 
     # -- trying again ----------------------------------------------------------------------
 
+    def _end_attempt(
+        self,
+        call: Call,
+        tries: _Tries,
+        plan: RoutingPlan,
+        request: RoutingRequest,
+        error: _HopFailed,
+    ) -> None:
+        """Note that a hop failed. Raises GaveUp where no other engine gets the request."""
+        service, request_id, stage = self._service, call.request.id, error.hop.decision.stage
+        service.free(request_id, stage, computed=error.computed)
+        # Of a pair whose prefill failed, the decode worker got no block.
+        service.free(request_id, computed=stage != "prefill")
+        self._note(call, tries, error)
+        killed = len(tries.died) >= _MOST_DEAD
+        if killed:
+            _log.warning(
+                "request %s: %s may have died of it; it is not sent to another engine",
+                request_id,
+                " and then ".join(tries.died),
+            )
+        if killed or not error.failure.retryable or tries.count >= self._limits.attempts:
+            if call.record.plan is None:  # a prefill hop that failed
+                service.decided(plan, request, call.record)
+            raise GaveUp(error.failure, plan) from error
+
     def _note(self, call: Call, tries: _Tries, error: _HopFailed) -> None:
+        hop, failure, record = error.hop, error.failure, call.record
         tries.count += 1
-        tries.last = error.failure
+        tries.last = failure
         # One that refuses connections is ejected already, unless another process does it.
-        if error.failure.kind != "refused" or self._placement.remote:
-            tries.failed[error.worker.worker_id] = _failed_now(error.failure)
-        if error.failure.fatal:
-            tries.died.append(error.worker.name)
-        call.record.attempts.append((error.worker.name, error.stage, str(error.failure)))
-        if call.resume is None:  # else the client has the output of earlier workers
-            call.record.first_token_at = None
-        self._fleet.report_failure(error.worker.worker_id, error.failure, error.sent_at)
+        if failure.kind != "refused" or self._placement.remote:
+            tries.failed[hop.worker.worker_id] = _failed_now(failure)
+        if failure.fatal:
+            tries.died.append(hop.worker.name)
+        record.attempts.append((hop.worker.name, hop.decision.stage, str(failure)))
+        if call.moving is None:  # else the client has the output of earlier workers
+            record.first_token_at = None
+        self._fleet.report_failure(hop.worker.worker_id, failure, hop.sent_at)
 
     def _may_try_again(self, tries: _Tries) -> bool:
         """Whether to retry on the same engine because no other is left: once, after a reset (the
@@ -685,62 +567,17 @@ def _tokens_before(decision: Decision) -> int:
     return max(0, int(waiting)) + decision.isl_tokens
 
 
-def _first_worker(plan: RoutingPlan) -> Worker:
-    return _winner(plan.prefill if plan.prefill is not None else plan.final)
+def _first_worker(plan: RoutingPlan) -> str:
+    """The name of the worker that gets the request first."""
+    worker = plan.first.worker
+    return "" if worker is None else worker.name
 
 
-def _has_prompt(response: EngineStream, failure: UpstreamFailure) -> bool:
-    """Whether an engine that failed had begun a response that is no error."""
-    return response.started and failure.kind not in ("status", "protocol")
-
-
-def _check_type(response: EngineStream, expected: str) -> None:
-    """Raise UpstreamFailure for an answer of another type or a compressed one; one without a type
-    is read."""
-    encoding = response.headers.get("content-encoding", "identity").lower()
-    if encoding != "identity":
-        raise UpstreamFailure(
-            "protocol", f"{response.origin} compressed its answer with {encoding[:40]!r}; expected "
-            "no compression, as the request's Accept-Encoding says",
-        )  # fmt: skip
-    content_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type and content_type != expected:
-        raise UpstreamFailure(
-            "protocol",
-            f"{response.origin} answered with {content_type[:80]!r}; expected {expected}",
-        )
-
-
-#: What every whole answer of an endpoint has, by its field.
-_ANSWERS: Final = {
-    api.answers: msgspec.defstruct("_Answer", [(api.answers, list[msgspec.Raw])])
-    for api in BY_PATH.values()
-}
-
-
-def _check_answer(response: EngineStream, body: bytes, api: Api) -> None:
-    """Raise UpstreamFailure for a body that is not an answer of the endpoint."""
-    try:
-        msgspec.json.decode(body, type=_ANSWERS[api.answers])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise UpstreamFailure(
-            "protocol", f"{response.origin} answered without a JSON object with {api.answers}"
-        ) from None
-
-
-def _has_json(stream: bytes) -> bool:
-    """Whether the data of the first event is JSON, as far as it is here; no data is fine."""
-    event, *others = BLANK_LINE.split(stream, 1)
-    data = [line[5:].strip() for line in event.splitlines() if line.startswith(b"data:")]
-    if not data:
-        return True
-    if not others and len(stream) >= _FIRST_EVENT_BYTES:
-        return data[0][:1] in (b"{", b"[")
-    try:
-        msgspec.json.decode(b"\n".join(data), type=msgspec.Raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+def _computed(response: EngineStream | None, failure: UpstreamFailure) -> bool:
+    """Whether an engine that failed has the prompt: it had begun a response that is no error."""
+    if response is None or failure.kind in ("status", "protocol"):
         return False
-    return True
+    return response.started
 
 
 def _mark_error_read(task: asyncio.Task[None]) -> None:

@@ -157,18 +157,16 @@ class EngineStream:
         self._failure: UpstreamFailure | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._pipe: Callable[[bytes], None] | None = None
-        self._cut = EventCut()
+        #: Of a pipe; None: no piece of an event waits.
+        self._cut: EventCut | None = None
         self._first_byte_s = bounds.first_byte_s if first_byte_s is None else first_byte_s
         self._started = False
         self._born = self._last_read = self._loop.time()
-        self._timer = self._check_in(self._first_byte_s)
+        # Soon enough for a response that begins right now, so that its first byte sets no timer.
+        soon = min(self._first_byte_s, bounds.idle_s)
+        self._timer = self._loop.call_later(soon, self._check_silence)
 
     # -- reading ---------------------------------------------------------------------------
-
-    async def head(self) -> None:
-        """Wait until status and headers have arrived."""
-        while not self.status:
-            await self._wait()
 
     @property
     def exhausted(self) -> bool:
@@ -185,7 +183,7 @@ class EngineStream:
         while not self._pieces:
             if self.done:
                 return b""
-            await self._wait()
+            await self.wait()
         pieces, self._pieces, self._buffered = self._pieces, [], 0
         if self._paused:
             self._paused = False
@@ -195,6 +193,8 @@ class EngineStream:
 
     async def read(self, limit: int) -> bytes:
         """The whole body; raises UpstreamFailure if incomplete or longer than ``limit`` bytes."""
+        if self.done and len(self._pieces) == 1 and len(self._pieces[0]) <= limit:
+            return self._pieces.pop()  # it came at once
         body = await self.readany()
         if self.exhausted and len(body) <= limit:
             return body
@@ -294,7 +294,7 @@ class EngineStream:
                 self._connection.relay(take)
         try:
             while self._pipe is not None:
-                await self._wait()
+                await self.wait()
         finally:
             self._end_pipe()
             if written:
@@ -344,7 +344,7 @@ class EngineStream:
             self._take_counted_body(data)
         if large:
             self._wait_for_share()
-        if self._pipe is None:
+        if self._pipe is None and self._waiter is not None:
             self._release_waiter()
 
     def ended(self, error: Exception | None) -> None:
@@ -403,20 +403,19 @@ class EngineStream:
             if self._connection is not None:
                 self._connection.relay(None)
 
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-    async def _wait(self) -> None:
+    async def wait(self) -> None:
         """Wait for a change; raises the failure once everything before it was read."""
-        self._raise_failure()
+        failure = self._failure
+        if failure is not None:
+            raise failure
         self._waiter = self._loop.create_future()
         try:
             await self._waiter
         finally:
             self._waiter = None
-        if not self._pieces:
-            self._raise_failure()
+        failure = self._failure
+        if failure is not None and not self._pieces:
+            raise failure
 
     def _parse_head(self, data: bytes) -> bytes:
         """Parse status and headers; returns the bytes after them. Keeps an incomplete head, and
@@ -518,7 +517,8 @@ class EngineStream:
 
         All in one loop without calls: a stream may have thousands of chunks in one read.
         """
-        whole_events = not self._cut.waiting
+        cut = self._cut
+        whole_events = cut is None or not cut.waiting
         total = len(data)
         for _ in range(_TURN_CHUNKS):
             line = data.find(b"\r\n", position, position + _SIZE_LINE_BYTES)
@@ -619,10 +619,12 @@ class EngineStream:
 
     def _pipe_content(self, content: bytes, pipe: Callable[[bytes], None]) -> None:
         """Pipe the events that this content completes, in a chunk of their own."""
-        events = self._cut.whole(content)
+        cut = self._cut
+        assert cut is not None  # of the pipe
+        events = cut.whole(content)
         if events:
             pipe(b"%x\r\n%b\r\n" % (len(events), events))
-        if len(self._cut.waiting) > EVENT_BYTES:
+        if len(cut.waiting) > EVENT_BYTES:
             self._protocol("an event is longer than the maximum")
 
     def _keep(self, piece: bytes) -> None:
@@ -636,8 +638,8 @@ class EngineStream:
             self._connection.pause()
 
     def _finish(self, rest: bytes) -> None:
-        # Before the connection takes another request.
-        self._end_pipe()
+        if self._pipe is not None:
+            self._end_pipe()  # before the connection takes another request
         self.done = True
         self._timer.cancel()
         connection, self._connection = self._connection, None
@@ -659,10 +661,6 @@ class EngineStream:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _check_in(self, seconds: float) -> asyncio.TimerHandle:
-        # Soon enough for a response that begins right now, so that its first byte sets no timer.
-        return self._loop.call_later(min(seconds, self._bounds.idle_s), self._check_silence)
-
     def _check_silence(self) -> None:
         if self._started:
             limit, since, what = self._bounds.idle_s, self._last_read, "sent nothing for"
@@ -672,7 +670,8 @@ class EngineStream:
         if self._paused or self._queued:
             left = limit  # our side is slow
         if left > 0:
-            self._timer = self._check_in(left)
+            pause = min(left, self._bounds.idle_s)
+            self._timer = self._loop.call_later(pause, self._check_silence)
             return
         self._fail(UpstreamFailure("timeout", f"{self.origin} {what} {limit:g} s"))
 

@@ -435,7 +435,7 @@ class Exchange:
         for hop in (plan.prefill, plan.decode):
             if hop is not None:
                 service.book(hop, request, record)
-        service.prefill_ends.begin(plan.first, request)
+        service.unseen_prefills.begin(plan.first, request)
         service.decided(plan, request, record)
         record.dispatched_at = service.clock()
         member = self._picker.fleet.by_id(plan.final.require().worker_id)
@@ -621,7 +621,7 @@ class Exchange:
         if plan.prefill is not None:
             record.prefill_done_at = record.first_token_at
         elif record.dispatched_at is not None and plan.final.parameters.track_prefill_tokens:
-            service.prefill_ended(plan.final, record.dispatched_at)
+            service.measure_prefill(plan.final, record.dispatched_at)
         service.observers.first_token(record)
 
     def _report(self, status: int) -> None:

@@ -12,7 +12,7 @@ from dynctl.planning.prefill_load import prefill_model
 from dynctl.serving.engines.dispatch import Dispatch, HttpDispatch
 from dynctl.serving.engines.fleet import Fleet
 from dynctl.serving.engines.flow import RequestFlow
-from dynctl.serving.engines.upstream import Upstream
+from dynctl.serving.engines.http_client import Upstream
 from dynctl.serving.http.auth import Handler, checked_token, keyed
 from dynctl.serving.http.connections import Certificate, CertificateError
 from dynctl.serving.http.inference import Inference

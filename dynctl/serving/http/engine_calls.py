@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import web
 
 from dynctl.serving.engines.failures import UpstreamFailure, engine_reason
-from dynctl.serving.engines.upstream import Upstream
+from dynctl.serving.engines.http_client import Upstream
 from dynctl.serving.http.auth import Handler, is_operator
 from dynctl.serving.http.bodies import bodies_of
 from dynctl.serving.http.inference import Inference

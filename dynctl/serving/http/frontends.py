@@ -432,7 +432,7 @@ class FrontendsApi:
             service.prefill_done(request.id)
             record.first_token_at = service.clock()
         elif prefill is None and final is not None:
-            service.prefill_ends.begin(final, request)
+            service.unseen_prefills.begin(final, request)
         self._selection.bookings[request.id] = Booking(
             request,
             record,

@@ -357,10 +357,9 @@ class Inference:
             options=options,
         )
         try:
-            self._flow.prepare(call)
+            return self._flow.prepare(call)
         except RequestError as error:
             raise client_error(error) from None
-        return call
 
     def _is_ours(self, authorization: str) -> bool:
         """Whether the header is for this frontend: it never goes to an engine."""

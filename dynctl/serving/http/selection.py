@@ -206,7 +206,7 @@ class SelectionApi:
         for hop in hops:
             self._service.book(hop, request, record)
         if plan.prefill is None:
-            self._service.prefill_ends.begin(plan.final, request)
+            self._service.unseen_prefills.begin(plan.final, request)
         return hops
 
     def _open_record(
@@ -506,7 +506,7 @@ class SelectionApi:
         service, first = self._service, booking.first
         for booked in service.router.load.bookings(booking.request.id):
             if first is not None and booked.stage == first.stage and booked.prefill_tokens:
-                service.prefill_ended(first, booked.booked_at)
+                service.measure_prefill(first, booked.booked_at)
 
     def _finished(self, record: RequestRecord) -> None:
         self._service.observers.finished(record)

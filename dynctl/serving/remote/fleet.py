@@ -16,7 +16,7 @@ from dynctl.health import conditions as codes
 from dynctl.serving.engines.ejection import Ejection
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.fleet import Fleet, Member
-from dynctl.serving.engines.upstream import Upstream
+from dynctl.serving.engines.http_client import Upstream
 from dynctl.serving.engines.worker_spec import WorkerSpec
 from dynctl.serving.remote.link import RouterLink
 from dynctl.serving.routing.config import FrontendConfig

@@ -46,8 +46,8 @@ from dynctl.documents.frontends import (
 )
 from dynctl.documents.route_result import RouteResult
 from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.serving.engines.http_client import Upstream
 from dynctl.serving.engines.response_stream import EngineStream
-from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.routing.config import Limits
 from router_core import RoutingRequest
 

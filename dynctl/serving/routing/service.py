@@ -32,7 +32,6 @@ from dynctl.health.evaluation import FleetHealth
 from dynctl.planning.prefill_load import PrefillModel, PrefillTimes, predicted_plan
 from dynctl.serving.routing.admission import Admission
 from dynctl.serving.routing.config import SMALL_FLEET
-from dynctl.serving.routing.prefill_ends import PrefillEnds
 from dynctl.serving.routing.prompts import (
     NOT_MODELLED,
     Prompt,
@@ -42,6 +41,7 @@ from dynctl.serving.routing.prompts import (
 )
 from dynctl.serving.routing.served_models import ServedModels
 from dynctl.serving.routing.service_health import CHANGES_OF_HEALTH, ServiceHealth
+from dynctl.serving.routing.unseen_prefills import UnseenPrefills
 from dynctl.serving.telemetry.observers import Observers, RequestRecord
 from dynctl.serving.telemetry.traces import Traces
 from dynctl.tokenization.errors import TokenizationError
@@ -198,7 +198,7 @@ class RoutingService:
         #: The requests that wait in the router queue.
         self.admission = Admission(self)
         #: The prefills of requests whose first output is not seen.
-        self.prefill_ends = PrefillEnds(self)
+        self.unseen_prefills = UnseenPrefills(self)
         self.tasks = Supervisor(self._health.task_failed, self._health.task_recovered)
         #: (kind of event, result code) -> how many; kinds are stored, removed, cleared.
         self.kv_events: Counter[tuple[str, str]] = Counter()
@@ -478,10 +478,10 @@ class RoutingService:
             self.advance()
         return self.router.continue_plan(request, prefill, sample=self.sample(), detail=detail)
 
-    def prefill_ended(self, decision: Decision, sent: float) -> None:
+    def measure_prefill(self, decision: Decision, sent: float) -> None:
         """The prefill of a decision, sent to its worker at ``sent``, had its first output."""
         now = self.clock()
-        self.prefill_ends.measured(decision, now - sent)
+        self.unseen_prefills.measured(decision, now - sent)
         if self.prefill_model is not None:
             self.prefill_times.ended(self.prefill_model, decision, sent, now)
 
@@ -502,8 +502,11 @@ class RoutingService:
             self.observers.hop(decision, request, record)
         return applied
 
-    def decided(self, plan: RoutingPlan, request: RoutingRequest, record: RequestRecord) -> None:
-        """Notify the observers of the plan that the request is dispatched by."""
+    def decided(
+        self, plan: RoutingPlan, request: RoutingRequest, record: RequestRecord
+    ) -> RoutingPlan:
+        """Notify the observers of the plan that the request is dispatched by. Returns what a
+        running request keeps of it (:meth:`RoutingPlan.settled`)."""
         record.plan = plan
         first = plan.prefill or plan.decode
         queued = first is not None and first.queue is not None
@@ -524,21 +527,16 @@ class RoutingService:
             )
         self.observers.decision(plan, request, record)
         # The request may run for minutes.
-        record.plan = plan.settled()
+        settled = record.plan = plan.settled()
+        return settled
 
-    def prefill_done(self, request_id: str) -> Applied:
-        """The first output token arrived."""
+    def prefill_done(self, request_id: str, *, seen: bool = True) -> Applied:
+        """The prompt is computed. Not ``seen``: as events of the worker show or as is estimated,
+        and not by its first output token."""
         if self._reports is not None:
-            self._reports.first_output(request_id, seen=True)
-        if self.prefill_ends.running:
-            self.prefill_ends.forget(request_id)
-        return self.apply(PrefillDone(request_id))
-
-    def prefill_over(self, request_id: str) -> Applied:
-        """The prompt is computed, as events of the worker show or as is estimated; its first output
-        is not seen."""
-        if self._reports is not None:
-            self._reports.first_output(request_id, seen=False)
+            self._reports.first_output(request_id, seen=seen)
+        if self.unseen_prefills.running:
+            self.unseen_prefills.forget(request_id)
         return self.apply(PrefillDone(request_id))
 
     def output_block(self, request_id: str, decay_fraction: float | None = None) -> Applied:
@@ -553,8 +551,8 @@ class RoutingService:
         it, so that it earns no cache credit."""
         if self._reports is not None:
             self._reports.freed(request_id, stage, computed=computed)
-        if self.prefill_ends.running:
-            self.prefill_ends.forget(request_id)
+        if self.unseen_prefills.running:
+            self.unseen_prefills.forget(request_id)
         return self.apply(Freed(request_id, stage, computed))
 
     # -- changes ---------------------------------------------------------------------------
@@ -583,8 +581,8 @@ class RoutingService:
         if isinstance(change, KvEvent):
             kind = type(change.event).__name__.removeprefix("Blocks").removeprefix("Window").lower()
             self.kv_events[kind, applied.code] += 1
-            if self.prefill_ends.running:
-                self.prefill_ends.stored(change)
+            if self.unseen_prefills.running:
+                self.unseen_prefills.stored(change)
         elif isinstance(change, (WorkerUpserted, WorkerLost, ConfigSet)) and applied.ok:
             self.served.update()
             self._health.fleet_changed(self.served.mismatches())

@@ -19,7 +19,7 @@ from dynctl.adapters.dynamo.planes import open_registrar
 from dynctl.health import conditions as codes
 from dynctl.serving.dynamo.component import RouterComponent
 from dynctl.serving.engines.failures import UpstreamFailure
-from dynctl.serving.engines.upstream import Upstream
+from dynctl.serving.engines.http_client import Upstream
 from dynctl.serving.http.connections import Listeners
 from dynctl.serving.http.core import ProcessCore, build_routing
 from dynctl.serving.http.dynamo_part import DynamoPart

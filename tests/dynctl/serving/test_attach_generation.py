@@ -9,7 +9,7 @@ import pytest
 
 from dynctl.adapters.dynamo.request_server import ErrorItem, PlaneRequest
 from dynctl.serving.attach.generation import Generation
-from dynctl.serving.engines.upstream import Upstream
+from dynctl.serving.engines.http_client import Upstream
 from dynctl.wire.dynamo.engine_output import EngineOutput
 from dynctl.wire.dynamo.engine_request import ReceivedRequest
 from dynctl.wire.engine_kinds.sglang import tokens as sglang

@@ -30,8 +30,8 @@ from dynctl.base.tasks import LoopShare
 from dynctl.serving.dynamo.request_plane import _TURN_STEPS, PlaneStream, _Link
 from dynctl.serving.engines import response_stream
 from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.serving.engines.http_client import Upstream
 from dynctl.serving.engines.response_stream import ClientBounds, EngineStream
-from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.routing.config import Limits
 from dynctl.tokenization import DEMO_MODEL_DIR
 from dynctl.wire.dynamo.request_plane import (

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dynctl.documents.frontends import MAX_PLACES, PROTOCOL, SentRequest, request_of, sent_request
 from dynctl.serving.engines.fleet import Fleet
-from dynctl.serving.engines.upstream import Upstream
+from dynctl.serving.engines.http_client import Upstream
 from dynctl.serving.http import frontends as frontends_api
 from dynctl.serving.http.errors import error_middleware
 from dynctl.serving.http.frontends import FrontendsApi

@@ -252,7 +252,7 @@ async def test_events_before_the_first_output_are_read_once(monkeypatch):
         read += 1
         return event_name(event)
 
-    monkeypatch.setattr("dynctl.serving.engines.flow.event_name", counted)
+    monkeypatch.setattr("dynctl.serving.engines.first_output.event_name", counted)
     ping, pieces = b'event: ping\ndata: {"type": "ping"}\n\n', 300
     last = b'event: message_stop\ndata: {"type": "message_stop"}\n\n'
     async with (

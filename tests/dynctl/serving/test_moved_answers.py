@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dynctl.serving.dynamo.request_plane import PlaneStream
-from dynctl.serving.engines.dispatch import Call
+from dynctl.serving.engines.dispatch import Call, Hop
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.flow import RequestFlow
 from dynctl.serving.engines.response_stream import ClientBounds
@@ -45,21 +45,35 @@ class Half:
 
 
 class Pairs:
-    """Sends each half to an engine, and keeps it."""
+    """Sends each half to an engine, and keeps it and its hop."""
+
+    reads_tokens = True
 
     def __init__(self) -> None:
         self.halves: list[Half] = []
+        self.hops: list[Hop] = []
+
+    def read(self, _parsed: Any) -> None: ...
+
+    def prepare(self, call: Call) -> Call:
+        return call
+
+    async def move(self, response: Any) -> None:
+        """The worker of the answer that began loses it."""
+        [move] = [hop.move for hop in self.hops if hop.move is not None]
+        await move(response, LOST)
 
     def pair(self, *_: Any) -> tuple[str, str]:
         return "prefill", "decode"
 
-    async def open(self, call: Call, decision: Any, message: str, *_: Any, **__: Any) -> Any:
-        made = Half(prefill=message == "prefill")
+    async def open(self, hop: Hop) -> Any:
+        self.hops.append(hop)
+        made = Half(prefill=hop.message == "prefill")
         self.halves.append(made)
         return made
 
-    def continued(self, call: Call, stream: Any) -> Call:
-        return replace(call, resume=stream)
+    def moved(self, call: Call, stream: Any) -> Call:
+        return replace(call, moving=stream)
 
 
 class Members:
@@ -100,8 +114,7 @@ async def test_a_pair_that_moves_books_the_new_half_and_ends_the_old_one() -> No
         [first] = [one for one in sent.halves if one.prefill]
         await first.began.wait()
         assert booked() == {"prefill", "decode"}
-        assert call.move is not None
-        await call.move(call, answer.response, LOST)
+        await sent.move(answer.response)
         second = [one for one in sent.halves if one.prefill][1]
         await second.began.wait()
         assert (first.closed, second.closed) == (True, False)
@@ -115,7 +128,7 @@ async def test_a_pair_that_moves_books_the_new_half_and_ends_the_old_one() -> No
         first.end.set()
         await asyncio.sleep(0)
         assert booked() == {"prefill", "decode"}, "the end of the old half is not that of the new"
-        companion = call.companion
+        companion = answer.course.companion
         assert companion is not None
         answer.close()
         await asyncio.wait([companion])
@@ -131,11 +144,11 @@ class Breaking(Pairs):
         super().__init__()
         self.half, self.breaks = half, breaks
 
-    async def open(self, call: Call, decision: Any, message: str, *_: Any, **__: Any) -> Any:
-        if message == self.half and self.breaks:
+    async def open(self, hop: Hop) -> Any:
+        if hop.message == self.half and self.breaks:
             self.breaks -= 1
             raise LOST
-        return await super().open(call, decision, message)
+        return await super().open(hop)
 
 
 async def test_a_move_that_fails_first_keeps_the_time_of_the_first_output() -> None:
@@ -151,14 +164,13 @@ async def test_a_move_that_fails_first_keeps_the_time_of_the_first_output() -> N
         answer = await flow.start(call)
         record.first_token_at = 1.5  # the client has output
         sent.breaks = 1
-        assert call.move is not None
-        await call.move(call, answer.response, LOST)
+        await sent.move(answer.response)
         assert (sent.breaks, record.first_token_at) == (0, 1.5)
         assert [stage for _, stage, _ in record.attempts] == ["decode", "decode"]
         answer.close()
         for half in sent.halves:
             half.end.set()
-        companion = call.companion
+        companion = answer.course.companion
         assert companion is not None
         await asyncio.wait([companion])
 
@@ -188,8 +200,8 @@ async def test_a_pair_whose_prefill_failed_computed_no_block_of_its_decode_worke
         answer.close()
         for half in sent.halves:
             half.end.set()
-        if call.companion is not None:
-            await asyncio.wait([call.companion])
+        if answer.course.companion is not None:
+            await asyncio.wait([answer.course.companion])
 
 
 async def test_a_response_that_cannot_go_on_for_a_fault_of_ours_ends_with_the_workers_failure(
@@ -249,9 +261,9 @@ async def test_a_request_whose_zone_lost_decode_during_prefill_goes_to_another_z
         def decode(self, *_: Any) -> str:
             return "decode"
 
-        async def open(self, call: Call, decision: Any, message: str, *_: Any, **__: Any) -> Any:
-            self.tried.append(decision.worker.name)
-            made = Half(prefill=message == "prefill")
+        async def open(self, hop: Hop) -> Any:
+            self.tried.append(hop.worker.name)
+            made = Half(prefill=hop.message == "prefill")
             made.end.set()
             return made
 

@@ -49,7 +49,7 @@ class Owner(Protocol):
     router: Router
     clock: Callable[[], float]
 
-    def prefill_over(self, request_id: str) -> object:
+    def prefill_done(self, request_id: str, *, seen: bool = True) -> object:
         """End the prefill load of a request."""
 
 
@@ -65,7 +65,7 @@ class _Unseen:
     block: int | None
 
 
-class PrefillEnds:
+class UnseenPrefills:
     """The prefills whose end is not seen, of one service. One timer for all of them."""
 
     def __init__(self, owner: Owner) -> None:
@@ -186,7 +186,7 @@ class PrefillEnds:
 
     def _end(self, request_id: str) -> None:
         self.forget(request_id)
-        self._owner.prefill_over(request_id)
+        self._owner.prefill_done(request_id, seen=False)
 
     def _set_timer(self) -> None:
         if self._timer is not None:

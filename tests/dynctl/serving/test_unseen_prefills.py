@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from dynctl.serving.routing.prefill_ends import PrefillEnds
 from dynctl.serving.routing.service import RoutingService
+from dynctl.serving.routing.unseen_prefills import UnseenPrefills
 from dynctl.wire.prometheus_text import read_samples
 from router_core import (
     BlocksStored,
@@ -43,8 +43,8 @@ class Fleet:
             self.service.upsert_worker(worker(number, kv_events=kv_events))
 
     @property
-    def ends(self) -> PrefillEnds:
-        return self.service.prefill_ends
+    def ends(self) -> UnseenPrefills:
+        return self.service.unseen_prefills
 
     def booked(self, name: str, tokens: Sequence[int], *, streams: bool = False) -> int:
         """Book a request on the first worker; its prefill tokens there."""
@@ -257,7 +257,7 @@ async def test_a_failed_attempt_is_no_prefill_that_runs() -> None:
             running.engine.faults.update({"refuse": 500})
         status, _, _ = await fleet.chat(LONG)
         assert status == 500
-        assert not fleet.service.prefill_ends.running
+        assert not fleet.service.unseen_prefills.running
         await fleet.idle()
 
 
@@ -267,8 +267,8 @@ async def test_the_router_of_several_frontends_ends_prefills_by_the_events_that_
         task = asyncio.create_task(fleet.frontends[0].chat(LONG, max_tokens=100))
         await until(lambda: any(row[0] for row in fleet.load().values()))
         await until(lambda: not any(row[1] for row in fleet.load().values()))
-        assert not service.prefill_ends.running
-        assert not service.prefill_ends._silent, "an event ended it"
+        assert not service.unseen_prefills.running
+        assert not service.unseen_prefills._silent, "an event ended it"
         assert not task.done()
         await ended(task)
         await until(lambda: fleet.booked() == 0)
@@ -304,7 +304,7 @@ async def test_workers_of_dynamo_show_the_first_token_of_a_response_that_comes_a
         load = service.router.load
         await until(lambda: any(load.requests) and not any(load.prefill_tokens))
         assert not task.done()
-        assert not service.prefill_ends.running
+        assert not service.unseen_prefills.running
         await ended(task)
     async with planes(tmp_path, Fault.NONE) as made:
         status, _ = await made.ask()
