@@ -188,7 +188,7 @@ _OF_EVENT: Final = {form: _form(tag, form) for tag, form in enumerate(_EVENTS)}
 _OF_ALL: Final = {**_OF_RECORD, **_OF_CHANGE}
 _BY_TAG: Final = {form.tag: form for form in _OF_ALL.values()}
 _EVENT_BY_TAG: Final = {form.tag: form for form in _OF_EVENT.values()}
-#: Tag and values of those that are written as they are.
+#: Tag and values of those that are written as they are: most of a recording are of this kind.
 _PLAIN: Final = {
     form.form: (form.tag, form.get)
     for form in _OF_ALL.values()
@@ -221,14 +221,17 @@ class ChunkHeader(NamedTuple):
 
 class ChunkWriter:
     """Encodes records into one chunk; then it begins the next one. Compression is left to
-    :func:`packed`, in another thread.
+    :func:`pack_chunk`, in another thread.
+
+    ``offset``: seconds that are added to the times in noted changes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, offset: float = 0.0) -> None:
         self._encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
         #: Records that were noted, but not written.
         self.lost = 0
-        self._rows: list[Sequence[Any]] = []
+        self._offset = offset
+        self._noted: list[tuple[float, Change | Unwrapped]] = []
         self._begin()
 
     def _begin(self) -> None:
@@ -243,7 +246,7 @@ class ChunkWriter:
         self._starts = False
 
     def __len__(self) -> int:
-        return self._count + len(self._rows)
+        return self._count + len(self._noted)
 
     @property
     def size(self) -> int:
@@ -256,34 +259,41 @@ class ChunkWriter:
         Raises OverflowError, TypeError or ValueError for a value that the file has no form for;
         the chunk is then as before.
         """
-        self._encode_rows()
+        self._encode_noted()
         at = record.at
         value = record.change if isinstance(record, Changed) else record
         self._append(self._row(at, value, 0.0))
 
-    def note(self, at: float, value: Change | Unwrapped, offset: float = 0.0) -> bool:
+    def note(self, at: float, value: Change | Unwrapped) -> bool:
         """Add a change or another record, in less time than :meth:`add`: many are encoded at a
-        time. Returns whether that was done now. What the file has no form for is counted in
-        ``lost``. ``offset``: is added to the times in a change.
+        time, so ``value`` must not change. Returns whether that was done now. What the file has no
+        form for is counted in ``lost``.
         """
-        plain = _PLAIN.get(type(value))
-        if plain is not None:
-            # Most are of this kind: output blocks, load reports, ends of requests.
-            self._rows.append((plain[0], at) + plain[1](value))  # noqa: RUF005 - it is faster
-        else:
-            try:
-                self._rows.append(self._row(at, value, offset))
-            except (OverflowError, TypeError, ValueError):
-                self.lost += 1
-        if len(self._rows) < _ENCODED_AT_A_TIME:
+        noted = self._noted
+        noted.append((at, value))
+        if len(noted) < _ENCODED_AT_A_TIME:
             return False
-        self._encode_rows()
+        self._encode_noted()
         return True
 
-    def _encode_rows(self) -> None:
-        rows, self._rows = self._rows, []
+    def _encode_noted(self) -> None:
+        noted, self._noted = self._noted, []
+        rows: list[Sequence[Any]] = []
+        for at, value in noted:
+            plain = _PLAIN.get(type(value))
+            if plain is not None:
+                rows.append((plain[0], at) + plain[1](value))  # noqa: RUF005 - it is faster
+                continue
+            try:
+                rows.append(self._row(at, value, self._offset))
+            except (OverflowError, TypeError, ValueError):
+                self.lost += 1
+        if rows:
+            self._encode_rows(rows)
+
+    def _encode_rows(self, rows: Sequence[Sequence[Any]]) -> None:
         try:
-            data: bytes | memoryview = self._encode(rows)
+            data = self._encode(rows)
         except (OverflowError, TypeError, ValueError):
             for row in rows:
                 try:
@@ -291,10 +301,9 @@ class ChunkWriter:
                 except (OverflowError, TypeError, ValueError):
                     self.lost += 1
             return
-        if rows:
-            # Without the head of the array, which has its length.
-            data = memoryview(data)[1 if len(rows) < 16 else 3 :]
-            self._put(data, len(rows), rows[0][1], rows[-1][1])
+        # Without the head of the array, which has its length.
+        body = memoryview(data)[1 if len(rows) < 16 else 3 :]
+        self._put(body, len(rows), rows[0][1], rows[-1][1])
 
     def _row(self, at: float, value: Change | Unwrapped, offset: float) -> list[Any]:
         form = _OF_ALL[type(value)]
@@ -324,7 +333,7 @@ class ChunkWriter:
 
     def take(self) -> PlainChunk:
         """What was added since the last call."""
-        self._encode_rows()
+        self._encode_noted()
         head = b"\xdd" + self._count.to_bytes(4, "big")
         chunk = PlainChunk(
             self._starts,

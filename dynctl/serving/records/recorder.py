@@ -192,7 +192,7 @@ class Recorder(ServiceObserver):
         #: What waits for the sink, in order, and its bytes; what comes next is in the writer.
         self._waiting: deque[PlainChunk | _Capture] = deque()
         self._held = 0
-        self._writer = ChunkWriter()
+        self._writer = ChunkWriter(self._offset)
         self._stop = asyncio.Event()
         self._why = ""
         #: Whether it ended because it reached ``max_bytes``.
@@ -286,8 +286,11 @@ class Recorder(ServiceObserver):
     # -- what happens ----------------------------------------------------------------------
 
     def _changed(self, change: Change, now: float, applied: Applied) -> None:
-        # This runs for every change of the router.
-        self._note(now + self._offset, change)
+        # This runs for every change of the router, so it is `_note` once more.
+        if self._held > MAX_HELD:
+            self._dropped += 1
+        elif self._writer.note(now + self._offset, change) and self._writer.size >= _CHUNK_BYTES:
+            self._close_chunk()
         if not applied.ok and applied.code == "over_limit" and isinstance(change, KvEvent):
             # A router that replays has no bound, so it is told what the bound did.
             self._note(now + self._offset, replace(change, event=Cleared()))
@@ -306,7 +309,7 @@ class Recorder(ServiceObserver):
     def _note(self, at: float, value: Change | Unwrapped) -> None:
         if self._held > MAX_HELD:
             self._dropped += 1
-        elif self._writer.note(at, value, self._offset) and self._writer.size >= _CHUNK_BYTES:
+        elif self._writer.note(at, value) and self._writer.size >= _CHUNK_BYTES:
             self._close_chunk()
 
     def _close_chunk(self) -> None:

@@ -270,7 +270,7 @@ def test_notes_make_the_same_bytes(made: list[Changed], at_a_time: int) -> None:
         patch.setattr(r, "_ENCODED_AT_A_TIME", at_a_time)
         for record in made:
             one.add(record)
-            assert many.note(record.at, record.change) == (len(many._rows) == 0)
+            assert many.note(record.at, record.change) == (len(many._noted) == 0)
             assert len(one) == len(many)
     assert r.pack_chunk(many.take()) == r.pack_chunk(one.take())
     assert many.lost == 0
@@ -297,8 +297,8 @@ def test_a_note_that_cannot_be_written_harms_no_other(tmp_path: Path) -> None:
 
 
 def test_times_within_changes_are_moved_when_they_are_noted(tmp_path: Path) -> None:
-    writer = ChunkWriter()
-    writer.note(5.0, Enqueued("a", "m", "", 16, 0, arrived_at=1.5), 100.0)
+    writer = ChunkWriter(100.0)
+    writer.note(5.0, Enqueued("a", "m", "", 16, 0, arrived_at=1.5))
     path = tmp_path / "some"
     path.write_bytes(HEADER + r.pack_chunk(writer.take()))
     (record,) = read_recording(path)
