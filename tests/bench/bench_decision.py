@@ -1,7 +1,5 @@
 """From a prompt's tokens to a Decision, beside Dynamo's SelectionService in its own process.
 
-    python -m tests.bench.bench_decision [--peer-python PATH] [--smoke]
-
 The fleet has 16 workers and prompts of 512 tokens, then 1,024 workers and 8,192. Four documents of
 half a prompt's length are cached by eight workers each; every prompt is a document and as much new
 text, never the same twice; as many requests as workers are booked. The peer learns the caches from
@@ -28,12 +26,9 @@ from router_core import (
     Freed,
     KvEvent,
     ModelRuntimeConfig,
-    PolicyClass,
-    PolicyTable,
     PromptHasher,
     Router,
     RouterConfig,
-    RouterQueue,
     RoutingRequest,
     Worker,
     WorkerUpserted,
@@ -42,22 +37,17 @@ from router_core import (
 from router_core import local_block_hashes as local_hashes
 from tests.bench import decision_workload as workload
 from tests.bench.harness import (
+    Options,
     Peer,
     Row,
     alternate,
-    bench_parser,
-    cpu,
+    measure,
     peer_or_none,
-    print_table,
     row,
 )
 
-SIZES = ((16, 512, "4x", 100), (1024, 8192, "2.5x", 20))
+SIZES = ((16, 512, "4x", 100), (1024, 8192, "4x", 20))
 _BLOCK = workload.BLOCK
-#: Requests in the router queue: its bound by default.
-_WAITING = 4096
-#: Different prompts that are booked in turn.
-_BOOKINGS = 20
 
 
 def engine_names(tokens: list[int]) -> list[int]:
@@ -155,72 +145,33 @@ def decisions(
         plan = router.plan(request_of(prompt, hashing(prompt).sequence, "r"), samples=(0.5, 0.5))
         assert plan.decode is not None
 
-    return cpu(decide, 1, inner=inner)
+    return measure(decide, 1, inner=inner).value
 
 
-def splits(router: Router, tokens: int) -> tuple[float, float]:
-    """Nanoseconds of hashing one prompt, and of planning it when hashed."""
-    (prompt,) = workload.prompts(tokens, 1, 7)
-    hashes = hash_prompt(prompt, _BLOCK).sequence
-    request = request_of(prompt, hashes, "r")
-    hashing = cpu(partial(hash_prompt, prompt, _BLOCK), 5, inner=20)
-    planning = cpu(partial(router.plan, request, samples=(0.5, 0.5)), 5, inner=20)
-    return hashing, planning
-
-
-def queue_rows(router: Router, tokens: int, name: str) -> list[Row]:
-    """The router queue: a plan while no request waits, one where the request would, and a turn."""
+def queue_rows(router: Router, tokens: int, name: str, inner: int) -> Iterator[Row]:
+    """The router queue: a plan without it, with room, and where the request would wait."""
     (prompt,) = workload.prompts(tokens, 1, 7)
     request = request_of(prompt, hash_prompt(prompt, _BLOCK).sequence, "r")
-    rows = []
-    for threshold, what in ((1e6, "has room"), (0.0, "would wait")):
+    plain = measure(partial(router.plan, request, samples=(0.5, 0.5)), 5, inner=inner) / 1000
+    yield row(f"{name}, a plan", "us", plain)
+    for threshold, what in ((1e6, "with room"), (0.0, "without room")):
         view = router.view(router.config.with_values({"router_queue_threshold": threshold}))
         plan = partial(router.plan, request, samples=(0.5, 0.5), view=view)
         assert plan().waits is (threshold == 0)
-        taken = cpu(plan, 5, inner=20) / 1000
-        rows.append(row(f"{name}: plan with the queue on, the request {what}", "us", taken))
-    table = PolicyTable(tuple(PolicyClass(f"c{n}", quantum=512) for n in range(8)))
-    queue = RouterQueue()
-
-    def enter(number: int) -> None:
-        queue.add(
-            str(number), workload.MODEL, table.classes[number % 8], float(number),
-            isl_tokens=100 + number % 977, cached_tokens=0, arrived_at=float(number),
-        )  # fmt: skip
-
-    for number in range(_WAITING):
-        enter(number)
-    numbers = itertools.count(_WAITING)
-
-    def turn() -> None:
-        enter(next(numbers))
-        found = queue.next(workload.MODEL, table, lambda _: True)
-        assert found is not None
-        queue.take(found.entry.request_id, found.credits, found.cursor)
-
-    taken = cpu(turn, 5, inner=200) / 1000
-    return [*rows, row(f"{name}: enter the queue and a turn, {_WAITING:,} waiting", "us", taken)]
+        taken = measure(plan, 5, inner=inner) / 1000
+        yield row(f"{name}, a plan, router queue {what}", "us", taken)
 
 
-#: What learns from bookings: name, settings, whether the workers have KV events.
+#: Where cached blocks are known from, other than from KV events.
 _LEARNING: tuple[tuple[str, dict[str, Any], bool], ...] = (
-    ("KV events", {}, True),
-    ("approximate, ttl", {"use_kv_events": False}, False),
-    (
-        "approximate, lru",
-        {"use_kv_events": False, "router_approximate_cache_policy": "lru"},
-        False,
-    ),
+    ("approximate caches", {"use_kv_events": False}, False),
     ("KV events and predictions", {"router_predicted_ttl_secs": 60.0}, True),
 )
 
 
-def learned_rows(workers: int, tokens: int, name: str) -> list[Row]:
-    """A plan, and a booking with its end, by where cached blocks are known from. All learned the
-    documents by bookings; the first row of each is the router that learns nothing."""
-    rows = []
+def learned_rows(workers: int, tokens: int, name: str, inner: int) -> Iterator[Row]:
+    """A plan of routers that learned the documents by bookings."""
     (prompt,) = workload.prompts(tokens, 1, 7)
-    hashes = [hash_prompt(one, _BLOCK).sequence for one in workload.prompts(tokens, _BOOKINGS, 9)]
     for kind, settings, events in _LEARNING:
         router = Router(RouterConfig().with_values(settings), learns=True)
         for number in range(workers):
@@ -232,41 +183,25 @@ def learned_rows(workers: int, tokens: int, name: str) -> list[Row]:
         for number, text in enumerate(workload.documents(tokens)):
             known = hash_prompt(text, _BLOCK).sequence
             for holder in workload.holders(number, workers):
-                one = f"{number} on {holder}"
-                booked = Booked(one, "aggregated", holder + 1, 0, prompt_hashes=known)
+                name_of = f"{number} on {holder}"
+                booked = Booked(name_of, "aggregated", holder + 1, 0, prompt_hashes=known)
                 assert router.apply(booked, 0.0).ok
-                router.apply(Freed(one), 0.0)
+                router.apply(Freed(name_of), 0.0)
         request = request_of(prompt, hash_prompt(prompt, _BLOCK).sequence, "r")
         planning = partial(router.plan, request, samples=(0.5, 0.5))
-        found = max(row.overlap_blocks for row in planning().final.rows())
-        assert found == (0 if kind == "KV events" else tokens // 2 // _BLOCK)
-        rows.append(row(f"{name}, {kind}: plan", "us", cpu(planning, 5, inner=20) / 1000))
-        turns = itertools.count()
-
-        def book(router: Router = router, turns: Iterator[int] = turns) -> None:
-            number = next(turns)
-            asked = hashes[number % _BOOKINGS]
-            holder = number % workers + 1
-            booked = Booked(
-                str(number), "aggregated", holder, 0, sequence_hashes=asked, prompt_hashes=asked
-            )
-            assert router.apply(booked, float(number)).ok
-            router.apply(Freed(str(number)), float(number))
-
-        taken = cpu(book, 3, inner=_BOOKINGS) / 1000
-        rows.append(row(f"{name}, {kind}: book and free", "us", taken))
-    return rows
+        overlap = max(row.overlap_blocks for row in planning().final.rows())
+        assert overlap == tokens // 2 // _BLOCK
+        yield row(f"{name}, a plan with {kind}", "us", measure(planning, 5, inner=inner) / 1000)
 
 
-def run(
+def measured(
     peer: Peer | None, workers: int, tokens: int, aim: str, inner: int, turns: int
-) -> list[Row]:
+) -> Iterator[Row]:
     """Rows of one fleet and prompt length."""
     router = build(workers, tokens)
-    found = router.index.find_matches(
-        hash_prompt(workload.prompts(tokens, 1, 3)[0], _BLOCK).sequence
-    )
-    assert {depth for _, depth in found.items()} == {tokens // 2 // _BLOCK}
+    (prompt,) = workload.prompts(tokens, 1, 3)
+    matches = router.index.find_matches(hash_prompt(prompt, _BLOCK).sequence)
+    assert {depth for _, depth in matches.items()} == {tokens // 2 // _BLOCK}
     publishers = teach(peer, workers, tokens) if peer is not None else None
     seeds = itertools.count(100)
     plain = partial(hash_prompt, block_size=_BLOCK)
@@ -278,33 +213,20 @@ def run(
     if peer is not None:
         sides.append(lambda: float(peer.ask("select", inner=inner, seed=next(seeds))))
     try:
-        taken = [value / 1000 for value in alternate(sides, turns)]
+        taken = [side / 1000 for side in alternate(sides, turns)]
     finally:
         if publishers is not None:
             publishers.close()
-    hashing, planning = (value / 1000 for value in splits(router, tokens))
     name = f"{workers:,} workers, {tokens:,} tokens"
     theirs = taken[2] if peer is not None else None
-    return [
-        row(f"{name}: tokens -> Decision", "us", taken[0], theirs, aim),
-        row(f"{name}: same, half the prompt seen before", "us", taken[1], theirs, aim),
-        row(f"{name}: of which hashing", "us", hashing),
-        row(f"{name}: of which plan (match, cost, pick)", "us", planning),
-        *queue_rows(router, tokens, name),
-        *learned_rows(workers, tokens, name),
-    ]
+    yield row(f"{name} -> Decision", "us", taken[0], theirs, aim)
+    yield row(f"{name}, half seen before -> Decision", "us", taken[1], theirs, aim)
+    yield from queue_rows(router, tokens, name, inner)
+    yield from learned_rows(workers, tokens, name, inner)
 
 
-def main() -> None:
-    parser = bench_parser(__doc__)
-    arguments = parser.parse_args()
-    rows: list[Row] = []
-    for workers, tokens, aim, inner in SIZES:
-        inner, turns = (2, 1) if arguments.smoke else (inner, 9)
-        with peer_or_none(arguments.peer_python, "peer_select.py") as peer:
-            rows += run(peer, workers, tokens, aim, inner, turns)
-    print_table("decision", rows)
-
-
-if __name__ == "__main__":
-    main()
+def rows(options: Options) -> Iterator[Row]:
+    for workers, tokens, aim, most in SIZES:
+        inner, turns = (2, 1) if options.smoke else (most, 9)
+        with peer_or_none(options, "peer_select.py") as peer:
+            yield from measured(peer, workers, tokens, aim, inner, turns)

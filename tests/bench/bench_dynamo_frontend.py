@@ -1,7 +1,5 @@
 """Our frontend on Dynamo's planes beside Dynamo's own, on the same worker in one run.
 
-    python -m tests.bench.bench_dynamo_frontend --peer-python PATH [--smoke]
-
 A worker of Dynamo sends what the prompt contains: an answer of 32 tokens, one in each piece, to a
 chat of about 600 tokens. 32 clients stream over kept-alive connections; windows of ours and of
 Dynamo's alternate. Measured are requests a second, the CPU time of the whole frontend process for
@@ -12,13 +10,9 @@ Without a peer only the part that is done for each token is measured: from the b
 answer to the events of the client.
 """
 
-import argparse
 import json
-import os
-import subprocess
-from collections.abc import Callable
-from pathlib import Path
-from statistics import median
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import uvloop
 
@@ -34,16 +28,14 @@ from dynctl.wire.dynamo.request_plane import (
     encode_item,
     encode_prologue,
 )
-from tests.bench.harness import Row, bench_parser, cpu, print_table, row
+from tests.bench.harness import Median, Options, Row, cpu_seconds, measure, row
 from tests.bench.load_generator import Measured, Prompts, load
 from tests.dynamo.fleet import DynamoFleet, WorkerPlan
 from tests.dynamo.ours import our_frontend
-from tests.dynamo.versions import version_of
 
 STREAMS, TOKENS, TURNS, WINDOW_S = 32, 32, 4, 4.0
 #: A piece for each token, the finish, and [DONE] is counted by the generator.
 EVENTS = TOKENS + 1
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Scripts(Prompts):
@@ -70,26 +62,21 @@ class Scripts(Prompts):
         self._count = 0
 
 
-def cpu_of(pid: int) -> Callable[[], float]:
-    """Reads the seconds of CPU that a process has used, all its threads."""
-    stat = Path(f"/proc/{pid}/stat")
-
-    def used() -> float:
-        fields = stat.read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS
-
-    return used
-
-
 async def windows(sides: list[tuple[int, int]], turns: int, seconds: float) -> list[list[Measured]]:
     """``sides``: port and process id of each frontend."""
     prompts = Scripts()
     taken: list[list[Measured]] = [[] for _ in sides]
     for _ in range(turns):
-        for found, (port, pid) in zip(taken, sides, strict=True):
-            found.append(
+        for measured, (port, pid) in zip(taken, sides, strict=True):
+            measured.append(
                 await load(
-                    port, prompts, STREAMS, seconds, warm_s=0.5, cpu=cpu_of(pid), chunks=EVENTS
+                    port,
+                    prompts,
+                    STREAMS,
+                    seconds,
+                    warm_s=0.5,
+                    cpu=partial(cpu_seconds, pid),
+                    chunks=EVENTS,
                 )
             )
     return taken
@@ -104,7 +91,7 @@ def answer_row(rounds: int) -> Row:
     request = engine_request(options, list(range(100, 700)), eos_token_ids=[])
     outputs = [EngineOutput(token_ids=[68 + n % 20]) for n in range(TOKENS)]
     outputs.append(EngineOutput(token_ids=[], finish_reason="length"))
-    items = [encode_item(EngineItem(data=one), "msgpack") for one in outputs]
+    items = [encode_item(EngineItem(data=output), "msgpack") for output in outputs]
     pieces = [encode_prologue(), *items, encode_end("msgpack")]
 
     def answered() -> None:
@@ -121,41 +108,24 @@ def answer_row(rounds: int) -> Row:
                     answer.end()
         assert events == EVENTS
 
-    return row(f"{TOKENS} pieces to events", "us", cpu(answered, rounds, inner=20) / 1e3)
+    return row(f"{TOKENS} pieces to events", "us", measure(answered, rounds, inner=20) / 1e3)
 
 
-def rows_of(ours: list[Measured], theirs: list[Measured]) -> list[Row]:
-    def both(read: Callable[[Measured], float]) -> tuple[float, float]:
-        return median(map(read, ours)), median(map(read, theirs))
-
-    return [
-        row("CPU a request", "us", *both(lambda one: one.cpu_us), aim="1x"),
-        row("requests", "1/s", *both(lambda one: one.rate), better="higher"),
-        row("first event, p50", "ms", *both(lambda one: one.quantile(0.5))),
-        row("first event, p99", "ms", *both(lambda one: one.quantile(0.99))),
-    ]
-
-
-def main() -> None:
-    parser: argparse.ArgumentParser = bench_parser(__doc__ or "")
-    arguments = parser.parse_args()
-    print_table("an answer on Dynamo's plane", [answer_row(3 if arguments.smoke else 9)])
-    try:
-        version = version_of(arguments.peer_python or "")
-    except (OSError, subprocess.SubprocessError):
-        print("beside Dynamo's: needs --peer-python with ai-dynamo (make test-dynamo has one)")
+def rows(options: Options) -> Iterator[Row]:
+    yield answer_row(3 if options.smoke else 9)
+    python = options.peers.get("ai-dynamo")
+    if python is None:
         return
-    print(f"Dynamo {version}", flush=True)
     plans = [WorkerPlan("scripted", kind="scripted")]
-    with (
-        DynamoFleet(plans, python=arguments.peer_python) as fleet,
-        our_frontend(fleet) as ours,
-    ):
+    with DynamoFleet(plans, python=python) as fleet, our_frontend(fleet) as ours:
         sides = [(ours.port, ours.process.pid), (fleet.frontend.port, fleet.frontend.process.pid)]
-        turns, seconds = (1, 1.0) if arguments.smoke else (TURNS, WINDOW_S)
+        turns, seconds = (1, 1.0) if options.smoke else (TURNS, WINDOW_S)
         own, dynamos = uvloop.run(windows(sides, turns, seconds))
-    print_table("our frontend and Dynamo's on one worker", rows_of(own, dynamos))
 
+    def both(read: Callable[[Measured], float]) -> tuple[Median, Median]:
+        return Median.of([*map(read, own)]), Median.of([*map(read, dynamos)])
 
-if __name__ == "__main__":
-    main()
+    yield row("CPU a request", "us", *both(lambda window: window.cpu_us), aim="1.3x")
+    yield row("requests", "1/s", *both(lambda window: window.rate), "1.3x", better="higher")
+    yield row("first event, p50", "ms", *both(lambda window: window.quantile(0.5)))
+    yield row("first event, p99", "ms", *both(lambda window: window.quantile(0.99)))

@@ -1,70 +1,45 @@
 """Tokens to block hashes, beside Dynamo's binding.
 
-    python -m tests.bench.bench_hashing [--peer-python PATH] [--smoke]
-
-The binding gives local hashes only; ours is shown with and without the chaining into sequence
-hashes that the prefix index needs. Nanoseconds a block, tokens given as a list.
+The binding makes local hashes only; ours makes the sequence hashes too that the prefix index needs.
+CPU nanoseconds a block; prompts of 512, 8,192 and 65,536 tokens.
 """
 
 import random
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
-from router_core import PromptHasher, hash_prompt, local_block_hashes, sequence_hashes
-from tests.bench.harness import (
-    Peer,
-    Row,
-    alternate,
-    bench_parser,
-    measure,
-    peer_or_none,
-    print_table,
-    row,
-)
+from router_core import PromptHasher, hash_prompt, local_block_hashes
+from tests.bench.harness import Options, Row, alternate, measure, peer_or_none, row
 
 BLOCK = 16
 
 
-def run(peer: Peer | None, turns: int = 7) -> list[Row]:
-    """Rows for prompts of 512, 8,192 and 65,536 tokens."""
-    rows: list[Row] = []
-    for tokens, inner in ((512, 400), (8192, 40), (65536, 5)):
-        source = random.Random(tokens)
-        prompt = [source.randrange(150_000) for _ in range(tokens)]
-        packed = array("I", prompt)
-        local = local_block_hashes(prompt, BLOCK)
-        blocks = len(local)
-        hasher = PromptHasher(BLOCK)
-        ours: list[Callable[[], object]] = [
-            partial(local_block_hashes, prompt, BLOCK),
-            partial(hash_prompt, prompt, BLOCK),
-            partial(hash_prompt, packed, BLOCK),
-            partial(sequence_hashes, local),
-            partial(hasher.hash_prompt, prompt),
-        ]
-        sides: list[Callable[[], float]] = [partial(measure, fn, 1, inner=inner) for fn in ours]
-        if peer is not None:
-            sides.append(
-                partial(peer.ask, "hash", tokens=tokens, block_size=BLOCK, inner=inner, seed=tokens)
+def rows(options: Options) -> Iterator[Row]:
+    with peer_or_none(options, "peer_dynamo.py") as peer:
+        for tokens, inner in ((512, 400), (8192, 40), (65536, 5)):
+            source = random.Random(tokens)
+            prompt = [source.randrange(150_000) for _ in range(tokens)]
+            hasher = PromptHasher(BLOCK)
+            ours: list[Callable[[], object]] = [
+                partial(local_block_hashes, prompt, BLOCK),
+                partial(hash_prompt, array("I", prompt), BLOCK),
+                partial(hasher.hash_prompt, prompt),
+            ]
+            sides = [partial(_once, fn, inner) for fn in ours]
+            if peer is not None:
+                ask = partial(peer.ask, "hash", tokens=tokens, block_size=BLOCK)
+                sides.append(partial(ask, inner=inner, seed=tokens))
+            taken = [
+                side / (tokens / BLOCK) for side in alternate(sides, 1 if options.smoke else 7)
+            ]
+            theirs = taken[3] if peer is not None else None
+            yield row(f"list of {tokens:,} tokens -> local hashes", "ns/block", taken[0], theirs)
+            yield row(
+                f"array of {tokens:,} -> sequence hashes", "ns/block", taken[1], theirs, "1.5x"
             )
-        taken = [value / blocks for value in alternate(sides, turns)]
-        theirs = taken[5] if peer is not None else None
-        rows += [
-            row(f"{tokens} tokens -> local hashes", "ns/block", taken[0], theirs, "2x"),
-            row(f"{tokens} tokens -> sequence hashes", "ns/block", taken[1], theirs),
-            row(f"{tokens} tokens as array -> sequence", "ns/block", taken[2], theirs),
-            row(f"{tokens} tokens seen before -> sequence", "ns/block", taken[4], theirs, "2x"),
-            row(f"{blocks} local -> sequence hashes", "ns/block", taken[3]),
-        ]
-    return rows
+            yield row(f"{tokens:,} tokens seen before", "ns/block", taken[2], theirs, "2x")
 
 
-def main() -> None:
-    arguments = bench_parser(__doc__).parse_args()
-    with peer_or_none(arguments.peer_python, "peer_dynamo.py") as peer:
-        print_table("hashing", run(peer, 1 if arguments.smoke else 7))
-
-
-if __name__ == "__main__":
-    main()
+def _once(fn: Callable[[], object], inner: int) -> float:
+    return measure(fn, 1, inner=inner).value

@@ -1,60 +1,46 @@
-"""The prefix index beside Dynamo's RadixTree: matching and ingest.
+"""The prefix index beside Dynamo's RadixTree: matching, ingest and memory.
 
-    python -m tests.bench.bench_index [--peer-python PATH] [--degrees 8,2,1] [--smoke]
-
-64 workers, a million (worker, block) entries in documents of 4,096 blocks; ``degree`` workers hold
-each document, in the staggered workload to different depths. Every prompt is a document's first
-blocks, so its longest holder has all of it. Each of ours and the peer's finds rotates over the
-documents. Before measuring, the answers of both are compared.
-
-The peer matches local hashes; ours is shown from sequence hashes and from local ones. The peer
-takes events as JSON only, so ours is shown from JSON too. All times are CPU times of the process;
-of ours the worst event is the lesser of two builds, since other load on the machine counts too.
+64 workers, a million (worker, block) entries in documents of 4,096 blocks that 8, 2 or 1 workers
+hold (for matching, to different depths); then prompts of 16 blocks and of one. A prompt is a
+document's first blocks. Before measuring, both answers are compared. The peer takes events as JSON
+and matches local hashes; ours takes values and sequence hashes. CPU times; of ours the worst event
+is the lesser of two builds, since other load on the machine counts too. Each index is built in a
+process of its own: its bytes are the resident memory after, less before.
 """
 
 import itertools
-import json
 import time
-from collections.abc import Iterator
-
-import msgspec
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from router_core import PrefixIndex, sequence_hashes
 from tests.bench import prefix_workload as workload
 from tests.bench.harness import (
+    Options,
     Peer,
     Row,
     alternate,
-    bench_parser,
+    in_own_process,
     measure,
     peer_or_none,
-    print_table,
+    resident_bytes,
     row,
 )
 
 INNER = 200
-CPU = time.process_time_ns
 LENGTHS = {64: "0.7x", 512: "2x", 4096: "7x"}
-LOCAL_AIM = "1x"
-WORST_AIM = "< 5"
-
-
-class Block(msgspec.Struct):
-    """One block of the peer's JSON event."""
-
-    block_hash: int
-    tokens_hash: int
-
-
-class Stored(msgspec.Struct):
-    """The peer's stored event, as JSON has it."""
-
-    parent_hash: int | None
-    blocks: list[Block]
+#: Holders, blocks of a document, and the bound for the bytes of a distinct block.
+SHAPES = (
+    (8, workload.LENGTH, "< 60"),
+    (2, workload.LENGTH, "< 60"),
+    (1, workload.LENGTH, "< 60"),
+    (1, 16, "< 120"),
+    (1, 1, "< 200"),
+)
 
 
 def build(
-    documents: list[list[int]], degree: int, *, staggered: bool
+    documents: list[list[int]], degree: int, *, staggered: bool = False
 ) -> tuple[PrefixIndex, float, float]:
     """The index, events a second, and the CPU milliseconds of the worst event."""
     index = PrefixIndex()
@@ -71,102 +57,67 @@ def build(
     return index, count / spent * 1e9, worst / 1e6
 
 
-def ingest_json(documents: list[list[int]], degree: int) -> float:
-    """Events a second from JSON bytes."""
-    decode = msgspec.json.Decoder(Stored).decode
-    index = PrefixIndex()
-    spent = count = 0
-    for worker, parent, names, local in workload.events(documents, degree):
-        blocks = [
-            {"block_hash": name, "tokens_hash": value}
-            for name, value in zip(names, local, strict=True)
-        ]
-        data = json.dumps({"parent_hash": parent, "blocks": blocks}).encode()
-        start = time.process_time_ns()
-        event = decode(data)
-        index.store(
-            worker,
-            event.parent_hash,
-            [block.block_hash for block in event.blocks],
-            [block.tokens_hash for block in event.blocks],
-        )
-        spent += time.process_time_ns() - start
-        count += 1
-    return count / spent * 1e9
+def built(degree: int, length: int, limit: int | None) -> dict[str, float]:
+    """What an index takes, in a new process."""
+    documents = workload.documents(degree, length)[:limit]
+    before = resident_bytes()
+    index, rate, worst = build(documents, degree)
+    taken = resident_bytes() - before
+    *_, again = build(documents, degree)
+    return {
+        "events_per_s": rate,
+        "worst_ms": min(worst, again),
+        "entries": index.entry_count,
+        "block_bytes": taken / index.node_count,
+    }
 
 
-def run(
-    peer: Peer | None,
-    degree: int,
-    *,
-    staggered: bool,
-    turns: int = 7,
-    limit: int | None = None,
-) -> list[Row]:
-    """Rows of one workload, of ``limit`` documents at most (the peer always takes all)."""
-    name = f"{degree} holders{', staggered' if staggered else ''}"
-    documents = workload.documents(degree)[:limit]
-    _, _, worst = build(documents, degree, staggered=staggered)
-    index, events, again = build(documents, degree, staggered=staggered)
-    worst = min(worst, again)
-    entries = index.entry_count
-    rows: list[Row] = []
-    theirs = peer.ask("build", degree=degree, staggered=staggered) if peer else {}
-    if theirs:
-        assert theirs["entries"] == entries
+def rows(options: Options) -> Iterator[Row]:
+    limit = 1 if options.smoke else None
+    with peer_or_none(options, "peer_dynamo.py") as peer:
+        yield from _matching(peer, SHAPES[0][0], options)
+    for degree, length, aim in SHAPES[:1] if options.smoke else SHAPES:
+        ours = in_own_process(built, degree, length, limit)
+        theirs: dict[str, Any] = {}
+        with peer_or_none(options, "peer_dynamo.py") as peer:
+            if peer is not None:
+                theirs = peer.ask("build", degree=degree, staggered=False, length=length)
+                theirs["block_bytes"] = theirs["bytes"] / theirs["entries"] * degree
+        name = "1 holder" if degree == 1 else f"{degree} holders"
+        if length == workload.LENGTH:
+            rate = theirs.get("events_per_s")
+            ingested = ours["events_per_s"]
+            yield row(f"{name}: ingest", "events/s", ingested, rate, "0.7x", better="higher")
+            worst = theirs.get("worst_ms")
+            yield row(f"{name}: worst event", "ms", ours["worst_ms"], worst, "< 5")
+        else:
+            name += f", prompts of {length} block{'s' if length > 1 else ''}"
+        bytes_ = theirs.get("block_bytes")
+        yield row(f"{name}: a distinct block", "bytes", ours["block_bytes"], bytes_, aim)
+
+
+def _matching(peer: Peer | None, degree: int, options: Options) -> Iterator[Row]:
+    """How long it takes to find the holders of a prompt."""
+    documents = workload.documents(degree)[: 1 if options.smoke else None]
+    index, *_ = build(documents, degree, staggered=True)
+    if peer is not None:
+        peer.ask("build", degree=degree, staggered=True)
     for blocks, aim in LENGTHS.items():
         prompts = [sequence_hashes(document[:blocks]) for document in documents]
-        if peer:
+        if peer is not None:
             for number in range(0, len(prompts), 5):
                 ours = sorted([slot, n] for slot, n in index.find_matches(prompts[number]).items())
                 assert ours == peer.ask("scores", document=number, blocks=blocks)
-            assert index.find_matches_local(documents[0][:blocks]) == index.find_matches(prompts[0])
-        turn: Iterator[list[int]] = itertools.cycle(prompts)
-        locals_: Iterator[list[int]] = itertools.cycle([text[:blocks] for text in documents])
+        turn = itertools.cycle(prompts)
 
-        def ours_ns(turn: Iterator[list[int]] = turn) -> float:
-            return measure(lambda: index.find_matches(next(turn)), 1, inner=INNER, clock=CPU)
+        def find(turn: Iterator[list[int]] = turn) -> float:
+            return measure(lambda: index.find_matches(next(turn)), 1, inner=INNER).value
 
-        def local_ns(locals_: Iterator[list[int]] = locals_) -> float:
-            return measure(
-                lambda: index.find_matches_local(next(locals_)), 1, inner=INNER, clock=CPU
-            )
-
-        def peer_ns(blocks: int = blocks) -> float:
+        def peer_find(blocks: int = blocks) -> float:
             assert peer is not None
             return float(peer.ask("find", blocks=blocks, inner=INNER))
 
-        taken = alternate([ours_ns, local_ns] + ([peer_ns] if peer else []), turns)
-        their_us = taken[2] / 1000 if peer else None
-        rows.append(row(f"{name}: find {blocks}", "us", taken[0] / 1000, their_us, aim))
-        rows.append(
-            row(f"{name}: find {blocks} from local", "us", taken[1] / 1000, their_us, LOCAL_AIM)
-        )
-    peer_events = theirs.get("events_per_s")
-    rows.append(row(f"{name}: ingest", "events/s", events, peer_events, "0.7x", better="higher"))
-    rows.append(row(f"{name}: worst event", "ms", worst, theirs.get("worst_ms"), WORST_AIM))
-    if not staggered:
-        from_json = ingest_json(documents, degree)
-        rows.append(
-            row(f"{name}: ingest from JSON", "events/s", from_json, peer_events, better="higher")
-        )
-    rows.append(row(f"{name}: distinct blocks", "blocks", index.node_count))
-    return rows
-
-
-def main() -> None:
-    parser = bench_parser(__doc__)
-    parser.add_argument("--degrees", default="8,2,1", help="holders of a document, one run each")
-    arguments = parser.parse_args()
-    if arguments.smoke:
-        print_table("prefix index", run(None, 8, staggered=True, turns=1, limit=1))
-        return
-    for degree in (int(value) for value in arguments.degrees.split(",")):
-        for staggered in (False, True) if degree > 1 else (False,):
-            title = f"prefix index, {degree} holders{', staggered' if staggered else ''}"
-            with peer_or_none(arguments.peer_python, "peer_dynamo.py") as peer:
-                print_table(title, run(peer, degree, staggered=staggered))
-
-
-if __name__ == "__main__":
-    main()
+        sides: list[Callable[[], float]] = [find] if peer is None else [find, peer_find]
+        taken = [side / 1000 for side in alternate(sides, 1 if options.smoke else 7)]
+        theirs = taken[1] if peer is not None else None
+        yield row(f"{degree} holders: find {blocks:,} blocks", "us", taken[0], theirs, aim)

@@ -1,7 +1,5 @@
 """`serve frontend` with one process, and with two that share a router process.
 
-    python -m tests.bench.bench_processes [--smoke]
-
 The command as users start it, `dynctl serve frontend --processes N`. Engines that cost nothing, as
 in bench_frontend; 64 streams, prompts of about 140 and 2,000 tokens that the frontends tokenize and
 hash. Two frontends share a port, and the kernel spreads the connections. Both commands run all the
@@ -14,23 +12,18 @@ share this machine's cores, so the measured rate says less where it has few.
 """
 
 import asyncio
-import json
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
 
 import uvloop
-from rich.console import Console
-from rich.table import Table
 
 from tests.bench import sse_upstream
-from tests.bench.contestants import DEMO_MODEL, Command, Contestant
-from tests.bench.harness import Row, bench_parser, print_table, row
+from tests.bench.contestants import DEMO_MODEL, ENGINES, Command, Contestant, frontend
+from tests.bench.harness import Options, Row, row
 from tests.bench.load_generator import Prompts, load
 
-ENGINES = 4
 STREAMS = 64
 
 
@@ -56,15 +49,8 @@ class Result:
 
 
 def command(count: int, urls: Sequence[str]) -> Command:
-    workers = [word for url in urls for word in ("--worker", url)]
-    return Command(
-        f"--processes {count}",
-        (
-            *(sys.executable, "-m", "dynctl", "serve", "frontend", "--processes", str(count)),
-            *("--announce", "--http-port", "0", "--log-level", "warning"),
-            *("--model-path", str(DEMO_MODEL), *workers),
-        ),
-    )
+    options = ("--processes", str(count), "--model-path", str(DEMO_MODEL))
+    return frontend(f"--processes {count}", urls, *options)
 
 
 def used(serving: Contestant) -> tuple[float, float, float]:
@@ -133,33 +119,6 @@ def _summary(results: Sequence[Result]) -> Result:
     )
 
 
-def show(found: dict[int, dict[str, Result]]) -> None:
-    table = Table(title=f"processes, {STREAMS} streams", title_justify="left")
-    for column in ("prompt", "processes"):
-        table.add_column(column)
-    for column in ("frontends us/req", "router", "parent", "req/s", "req/s, a core each"):
-        table.add_column(column, justify="right")
-    for tokens, by_name in found.items():
-        for number, (name, one) in enumerate(by_name.items()):
-            table.add_row(
-                f"{tokens:,} tokens" if number == 0 else "",
-                name,
-                f"{one.frontend_us:,.0f}",
-                f"{one.router_us:,.0f}" if one.router_us else "-",
-                f"{one.parent_us:,.0f}" if one.router_us else "-",
-                f"{one.rate:,.0f}",
-                f"{one.core_each:,.0f}",
-                end_section=number == len(by_name) - 1,
-            )
-    Console(width=120).print(table)
-    plain = [
-        {"tokens": tokens, "processes": name, **asdict(one), "core_each": one.core_each}
-        for tokens, by_name in found.items()
-        for name, one in by_name.items()
-    ]
-    print(json.dumps({"processes": plain}))
-
-
 def rows_of(found: dict[int, dict[str, Result]]) -> list[Row]:
     """Two processes beside one."""
     rows: list[Row] = []
@@ -175,18 +134,6 @@ def rows_of(found: dict[int, dict[str, Result]]) -> list[Row]:
     return rows
 
 
-def main() -> None:
-    parser = bench_parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.5, help="of one measurement")
-    arguments = parser.parse_args()
-    lengths, rounds, seconds = [140, 2000], arguments.rounds, arguments.seconds
-    if arguments.smoke:
-        lengths, rounds, seconds = [140], 1, 0.3
-    found = uvloop.run(measure_all(lengths, rounds, seconds))
-    show(found)
-    print_table("frontend processes", rows_of(found))
-
-
-if __name__ == "__main__":
-    main()
+def rows(options: Options) -> Iterator[Row]:
+    lengths, rounds, seconds = ([140], 1, 0.3) if options.smoke else ([140, 2000], 5, 1.5)
+    yield from rows_of(uvloop.run(measure_all(lengths, rounds, seconds)))

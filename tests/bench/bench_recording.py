@@ -1,13 +1,11 @@
 """What a recording costs a router: CPU at 500 requests a second.
 
-    python -m tests.bench.bench_recording [--smoke]
-
 One router with 8 workers, in this process. Each request has a prompt of 1,024 or 4,096 tokens (64
 or 256 blocks of 16), of which the first half is one of 20 beginnings; it is planned, booked, freed,
 and has 12 output blocks; its worker stores the new blocks in one KV event and removes as many in
-another one, and reports its load. The requests come 500 a second in groups of 5. CPU is user and
-system time of the process with all its threads, with a recording to a file and without, in turns;
-the difference is the cost of the recording. Percent are of one core.
+another one, and reports its load. The requests come 500 a second in groups of 5, and as many to a
+second router that is not recorded, in turns. The cost of a recording is the CPU of the recorded
+requests less that of the others, and what its task and its threads take. Percent are of one core.
 """
 
 import asyncio
@@ -15,8 +13,8 @@ import random
 import tempfile
 import time
 from collections import deque
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import median
 
 from dynctl.serving.http.start import settle_garbage_collector
 from dynctl.serving.records.recorder import FileSink, Recordings
@@ -32,7 +30,7 @@ from router_core import (
     RoutingRequest,
     Worker,
 )
-from tests.bench.harness import Row, bench_parser, print_table, row
+from tests.bench.harness import Median, Options, Row, row
 
 RATE = 500
 GROUP = 5
@@ -59,7 +57,8 @@ class Traffic:
                 Worker(number + 1, f"w{number}", "m", runtime_config=runtime)
             )
 
-    def one(self) -> None:
+    def request(self) -> None:
+        """One request, from its arrival to its end."""
         service, rnd = self.service, self._random
         self.count += 1
         first = rnd.choice(self._beginnings)
@@ -93,64 +92,53 @@ class Traffic:
         for observer in service.observers:
             observer.on_finished(record)
 
-    async def run(self, seconds: float) -> float:
-        """CPU seconds of `seconds` at RATE requests a second."""
-        began, cpu = time.monotonic(), time.process_time()
-        groups = int(seconds * RATE / GROUP)
-        for number in range(groups):
+
+async def drive(services: Sequence[Traffic], seconds: float) -> list[float]:
+    """CPU seconds of each traffic, and of everything else, over ``seconds`` at RATE requests a
+    second each; they take turns, group by group."""
+    began, cpu = time.monotonic(), time.process_time()
+    taken = [0.0] * len(services)
+    for number in range(int(seconds * RATE / GROUP)):
+        for at, traffic in enumerate(services):
+            turn = time.thread_time()
             for _ in range(GROUP):
-                self.one()
-            late = began + (number + 1) * GROUP / RATE - time.monotonic()
-            await asyncio.sleep(max(0.0, late))
-        return time.process_time() - cpu
+                traffic.request()
+            taken[at] += time.thread_time() - turn
+        late = began + (number + 1) * GROUP / RATE - time.monotonic()
+        await asyncio.sleep(max(0.0, late))
+    return [*taken, time.process_time() - cpu - sum(taken)]
 
 
-async def measure(blocks: int, seconds: float, rounds: int) -> tuple[float, float, float, float]:
-    """CPU seconds a second without and with a recording, bytes a request, records lost."""
-    traffic = Traffic(blocks)
-    await traffic.run(min(2.0, seconds))
+async def measured(blocks: int, seconds: float, rounds: int) -> list[Row]:
+    """Rows of one length of prompts: what a recording takes, of a second and in the file."""
+    plain, recorded = Traffic(blocks), Traffic(blocks)
+    await drive((plain, recorded), min(2.0, seconds))
     settle_garbage_collector()  # as every server does
-    plain, recorded, sizes, lost = [], [], [], 0
+    _, _, idle = await drive((plain, recorded), seconds)
     with tempfile.TemporaryDirectory() as directory:
-        for number in range(rounds):
-            plain.append(await traffic.run(seconds) / seconds)
-            sink = FileSink(Path(directory) / f"{number}")
-            recordings = Recordings(traffic.service)
-            task = asyncio.create_task(recordings.record(sink))
-            # The first state is written: its cost has a bound of its own (recorder._STATE_SHARE).
-            while not any(one.records > 1 for one in recordings.active):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-            before = traffic.count
-            recorded.append(await traffic.run(seconds) / seconds)
-            await recordings.close()
-            done = await task
-            sink.close()
-            lost += done.lost
-            sizes.append(sink.path.stat().st_size / (traffic.count - before))
-    return median(plain), median(recorded), median(sizes), lost
+        sink = FileSink(Path(directory) / "recording")
+        recordings = Recordings(recorded.service)
+        task = asyncio.create_task(recordings.record(sink))
+        # The first state is written: its cost has a bound of its own (recorder._STATE_SHARE).
+        while not any(recorder.records > 1 for recorder in recordings.active):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        before = recorded.count
+        shares = []
+        for _ in range(rounds):
+            without, noting, rest = await drive((plain, recorded), seconds)
+            shares.append(100 * (noting - without + rest - idle) / seconds)
+        await recordings.close()
+        assert not (await task).lost
+        sink.close()
+        size = sink.path.stat().st_size / (recorded.count - before)
+    name = f"{blocks * BLOCK:,} tokens, {RATE} requests a second"
+    return [
+        row(f"{name}: CPU of a recording", "% of a core", Median.of(shares), aim="< 3"),
+        row(f"{name}: file", "bytes/req", size),
+    ]
 
 
-def rows_of(seconds: float, rounds: int) -> list[Row]:
-    rows: list[Row] = []
+def rows(options: Options) -> Iterator[Row]:
+    seconds, rounds = (0.5, 1) if options.smoke else (4.0, 5)
     for blocks in (64, 256):
-        plain, recorded, size, lost = asyncio.run(measure(blocks, seconds, rounds))
-        name = f"{blocks * BLOCK:,} tokens, {RATE} requests a second"
-        more = 100 * (recorded - plain)
-        rows.append(row(f"{name}: CPU of a recording", "% of a core", more, aim="< 3"))
-        rows.append(row(f"{name}: the same, a request", "us", 1e6 * (recorded - plain) / RATE))
-        rows.append(row(f"{name}: file", "bytes/req", size))
-        rows.append(row(f"{name}: records lost", "", lost))
-    return rows
-
-
-def main() -> None:
-    parser = bench_parser(__doc__)
-    parser.add_argument("--seconds", type=float, default=8.0, help="of one measurement")
-    parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
-    seconds, rounds = (0.5, 1) if arguments.smoke else (arguments.seconds, arguments.rounds)
-    print_table("what a recording costs", rows_of(seconds, rounds))
-
-
-if __name__ == "__main__":
-    main()
+        yield from asyncio.run(measured(blocks, seconds, rounds))

@@ -1,6 +1,6 @@
 """A thousand workers: decisions beside KV events, load reports, bursts, joins and losses.
 
-    python -m tests.bench.bench_scale [--seconds N] [--workers N] [--svg FILE] [--smoke]
+    python -m tests.bench.bench_scale [--seconds N] [--workers N] [--svg FILE]
 
 `make bench-scale` writes build/scale.svg. The router (`scale_router.py`, a real one: index,
 decision memory, metrics) is a process of its own, so that this one, the workers and clients, does
@@ -21,6 +21,7 @@ on a busy machine the rest is other processes.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import random
@@ -38,7 +39,7 @@ import aiohttp
 import msgspec
 import zmq
 
-from tests.bench.harness import Row, bench_parser, print_table, row
+from tests.bench.harness import Options, Row, row
 from tests.bench.scale_router import HEADER, JOIN, LOAD, LOADS, LOSE, PROMPT
 from tests.bench.scale_workload import BLOCK, CONVERSATIONS_HELD, Fleet
 from tests.soak.plot import Series, plot
@@ -299,10 +300,10 @@ async def _drive(
             done = await collecting
     except TimeoutError:
         print(f"the router had not done all of its work {_BEHIND_S:g} s after the end")
-    return rows(ready, done, samples, generator, seconds, decisions), samples
+    return rows_of(ready, done, samples, generator, seconds, decisions), samples
 
 
-def rows(
+def rows_of(
     ready: dict[str, Any],
     done: dict[str, Any],
     samples: list[dict[str, Any]],
@@ -366,22 +367,28 @@ def series(samples: list[dict[str, Any]]) -> list[Series]:
     ]
 
 
+def rows(options: Options) -> Iterator[Row]:
+    size = (16, 5.0, 50.0, 50.0) if options.smoke else (1000, 20.0, 500.0, 500.0)
+    measured, _ = asyncio.run(run(*size))
+    yield from measured
+
+
 def main() -> None:
-    parser = bench_parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--workers", type=int, default=1000)
     parser.add_argument("--decisions", type=float, default=2000.0, help="a second")
     parser.add_argument("--events", type=float, default=1000.0, help="a second")
     parser.add_argument("--svg", type=Path, help="write the plot to this file")
     given = parser.parse_args()
-    if given.smoke:
-        given.workers, given.seconds, given.decisions, given.events = 16, 5.0, 50.0, 50.0
-    found, samples = asyncio.run(run(given.workers, given.seconds, given.decisions, given.events))
+    measured, samples = asyncio.run(
+        run(given.workers, given.seconds, given.decisions, given.events)
+    )
     if given.svg is not None:
         given.svg.parent.mkdir(parents=True, exist_ok=True)
         given.svg.write_text(plot(series(samples), given.seconds / 60), encoding="utf-8")
-    title = f"{given.workers:,} workers, {given.decisions:,.0f} decisions and {given.events:,.0f}"
-    print_table(f"{title} events a second for {given.seconds:g} s", found)
+    for measurement in measured:
+        print(f"{measurement.name:55} {measurement.value:14,.4g} {measurement.unit}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,7 @@
-"""How long a command line takes to say anything, beside the import of its parser alone.
+"""How long a command line takes, beside the import of its parser alone.
 
-    python -m tests.bench.bench_startup [--smoke]
-
-Whole processes, from fork to exit, each row's two sides in turn: `dynctl --help` and the other
-help pages beside ``python -c 'import typer'``, and what TAB asks for. Wall and CPU
-time (user and system) of the same runs; the CPU time moves less on a busy machine.
+Whole processes, from fork to exit, each row's two sides in turn: help pages beside
+``python -c 'import typer'``, and TAB for a command and for a live worker.
 """
 
 import json
@@ -13,100 +10,63 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from statistics import median
 
-from tests.bench.harness import Row, bench_parser, print_table, row
+from tests.bench.harness import Options, Row, alternate, row
 from tests.http_servers import HttpServer
 
 PARSER = ("-c", "import typer")
-AIM = "0.67x"
 WORKERS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Milliseconds of one process; ``spoke``: it printed something."""
-
-    wall: float
-    cpu: float
-    spoke: bool = True
+def cpu_ms(arguments: tuple[str, ...]) -> float:
+    """CPU milliseconds of one Python process."""
+    return _once(arguments)[1]
 
 
-def once(arguments: Sequence[str]) -> Sample:
-    """One Python process, from fork to exit."""
+def wall_ms(arguments: tuple[str, ...]) -> float:
+    return _once(arguments)[0]
+
+
+def _once(arguments: tuple[str, ...]) -> tuple[float, float]:
     started = time.perf_counter_ns()
     with subprocess.Popen(
         [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:
         assert process.stdout is not None
-        said = process.stdout.read()
-        _, status, used = os.wait4(process.pid, 0)
+        output = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
         wall = (time.perf_counter_ns() - started) / 1e6
         process.returncode = os.waitstatus_to_exitcode(status)
-    return Sample(wall, (used.ru_utime + used.ru_stime) * 1e3, bool(said))
+    assert output or arguments == PARSER, arguments
+    return wall, (usage.ru_utime + usage.ru_stime) * 1e3
 
 
-def in_turn(sides: Sequence[Sequence[str]], turns: int) -> list[list[Sample]]:
-    """The samples of each side, run one after the other; a first turn is not counted."""
-    taken: list[list[Sample]] = [[] for _ in sides]
-    for _ in range(turns + 1):
-        for side, samples in zip(sides, taken, strict=True):
-            samples.append(once(side))
-    return [samples[1:] for samples in taken]
-
-
-def middle(samples: Sequence[Sample]) -> Sample:
-    """The median of each time."""
-    return Sample(median(one.wall for one in samples), median(one.cpu for one in samples))
-
-
-def help_rows(turns: int) -> list[Row]:
-    """Ours beside the parser's import; a ratio of 0.67 is one and a half times as long."""
-    rows: list[Row] = []
-    pages = ("", "route", "serve frontend", "topology verify")
-    for page in pages:
+def rows(options: Options) -> Iterator[Row]:
+    turns = 1 if options.smoke else 11
+    for page, aim in (("", "0.67x"), ("route", "")):
         sides = (("-m", "dynctl", *page.split(), "--help"), PARSER)
-        ours, peer = map(middle, in_turn(sides, turns))
+        ours, peer = alternate([partial(cpu_ms, side) for side in sides], turns)
         name = " ".join(("dynctl", *page.split(), "--help"))
-        aim = AIM if not page else ""
-        rows.append(row(f"{name}, wall", "ms", ours.wall, peer.wall, aim))
-        rows.append(row(f"{name}, CPU", "ms", ours.cpu, peer.cpu, aim))
-    return rows
-
-
-def completion_rows(turns: int) -> list[Row]:
-    """What TAB waits for: words, a context of the file, a worker of 64 of a frontend. No peer."""
-    rows: list[Row] = []
+        yield row(f"{name}, CPU (peer: import typer)", "ms", ours, peer, aim)
     with tempfile.TemporaryDirectory() as folder, frontend() as url:
         config = Path(folder) / "config.toml"
         config.write_text(f"current = 'a'\n[contexts.a]\nfrontend = '{url}'\n", encoding="utf-8")
-        os.environ["DYNCTL_CONFIG"] = str(config)
-        os.environ["_DYNCTL_COMPLETE"] = "complete_bash"
-        for line, what in (
-            ("dynctl work", "a command"),
-            ("dynctl serve frontend --rou", "an option"),
-            ("dynctl context use a", "a context"),
-            ("dynctl workers show w", f"one of {WORKERS} workers"),
-        ):
+        os.environ |= {"DYNCTL_CONFIG": str(config), "_DYNCTL_COMPLETE": "complete_bash"}
+        for line, what in (("dynctl work", "a command"), ("dynctl workers show w", "a worker")):
             words = line.split()
             os.environ |= {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)}
-            (samples,) = in_turn((("-m", "dynctl"),), turns)
-            answered = 100 * sum(one.spoke for one in samples) / len(samples)
-            rows.append(row(f"TAB for {what}, wall", "ms", middle(samples).wall, aim="< 250"))
-            rows.append(row(f"TAB for {what}, CPU", "ms", middle(samples).cpu))
-            rows.append(row(f"TAB for {what}, answered", "%", answered, aim="100"))
-        del os.environ["_DYNCTL_COMPLETE"]
-    return rows
+            (taken,) = alternate([partial(wall_ms, ("-m", "dynctl"))], turns)
+            yield row(f"TAB for {what}, wall time", "ms", taken, aim="< 250")
 
 
 @contextmanager
 def frontend() -> Iterator[str]:
-    """Something that answers ``GET /v1/workers`` as a frontend does."""
-    rows = [
+    """A server that answers ``GET /v1/workers`` as a frontend does."""
+    workers = [
         {
             "name": f"worker-{number}",
             "worker_id": number,
@@ -118,17 +78,6 @@ def frontend() -> Iterator[str]:
         }
         for number in range(WORKERS)
     ]
-    body = json.dumps({"workers": rows}).encode()
-
+    body = json.dumps({"workers": workers}).encode()
     with HttpServer(lambda exchange: exchange.reply(body)) as server:
         yield server.url
-
-
-def main() -> None:
-    arguments = bench_parser(__doc__).parse_args()
-    turns = 1 if arguments.smoke else 21
-    print_table("start-up", [*help_rows(turns), *completion_rows(turns)])
-
-
-if __name__ == "__main__":
-    main()

@@ -15,10 +15,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from tests.bench.harness import cpu_seconds
+
 FRONTEND_CORE, LOAD_CORE = 0, 1
+#: Engines behind each of them.
+ENGINES = 4
 BARE, FLOOR = "bare aiohttp proxy", "raw uvloop proxy"
 BY_LOAD, TOKENIZING = "dynctl, routed by load", "dynctl, tokenizing"
-_TICKS = os.sysconf("SC_CLK_TCK")
 DEMO_MODEL = Path(__file__).parents[2] / "dynctl" / "tokenization" / "demo_model"
 
 
@@ -91,11 +94,11 @@ class Contestant:
 
     def cpu_s(self) -> float:
         """Seconds of CPU that the process and its descendants have used."""
-        return sum(_cpu_ticks(pid) for pid in _tree(self._process.pid)) / _TICKS
+        return sum(cpu_seconds(pid) for pid in _tree(self._process.pid))
 
     def cpu_of(self, process: str) -> float:
         """Seconds of CPU of one of its processes alone."""
-        return _cpu_ticks(self.processes[process]) / _TICKS
+        return cpu_seconds(self.processes[process])
 
     def _told_port(self) -> int:
         """The port: printed alone, or in the record of ``--announce``."""
@@ -140,23 +143,32 @@ _ALL_CORES = os.sched_getaffinity(0)
 _PEERS: Final[dict[str, tuple[str, ...]]] = {
     "sglang-router": ("-m", "sglang_router.launch_router"),
     "smg": ("-c", "from smg.cli import main; main()", "launch"),
-    "vllm-router": ("-m", "vllm_router.launch_router"),
 }
 
 
-def commands(urls: Sequence[str], peers: Mapping[str, str | None] | None = None) -> list[Command]:
+def serve(kind: str, urls: Sequence[str]) -> tuple[str, ...]:
+    """The command line of `dynctl serve`, with the defaults of users."""
+    workers = [word for url in urls for word in ("--worker", url)]
+    return (sys.executable, "-m", "dynctl", "serve", kind, "--log-level", "warning", *workers)
+
+
+def frontend(name: str, urls: Sequence[str], *options: str) -> Command:
+    """Our frontend on a free port."""
+    return Command(name, (*serve("frontend", urls), "--announce", "--http-port", "0", *options))
+
+
+def commands(urls: Sequence[str], peers: Mapping[str, str]) -> list[Command]:
     """Ours with and without a tokenizer, both proxies, and the peers that are installed.
 
-    ``peers``: name -> the Python that has it; None: it is not installed.
+    ``peers``: name -> the Python that has it.
     """
     run = (sys.executable, "-m")
-    ours = (*run, "tests.bench.frontend_ours")
     return [
-        Command(BY_LOAD, (*ours, *urls)),
-        Command(TOKENIZING, (*ours, "--model-path", str(DEMO_MODEL), *urls)),
+        frontend(BY_LOAD, urls),
+        frontend(TOKENIZING, urls, "--model-path", str(DEMO_MODEL)),
         Command(BARE, (*run, "tests.bench.bare_proxy", *urls)),
         Command(FLOOR, (*run, "tests.bench.raw_proxy", *urls)),
-        *(_peer(name, python, urls) for name, python in (peers or {}).items() if python),
+        *(_peer(name, peers[name], urls) for name in _PEERS if name in peers),
     ]
 
 
@@ -174,28 +186,20 @@ def free_ports(count: int) -> list[int]:
     """Free ports."""
     sockets = [socket.socket() for _ in range(count)]
     try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        for bound in sockets:
+            bound.bind(("127.0.0.1", 0))
+        return [bound.getsockname()[1] for bound in sockets]
     finally:
-        for one in sockets:
-            one.close()
+        for bound in sockets:
+            bound.close()
 
 
 def _tree(root: int) -> list[int]:
-    found = [root]
-    for pid in found:
+    pids = [root]
+    for pid in pids:
         for children in Path(f"/proc/{pid}/task").glob("*/children"):
             try:
-                found += [int(child) for child in children.read_text().split()]
+                pids += [int(child) for child in children.read_text().split()]
             except OSError:
                 continue
-    return found
-
-
-def _cpu_ticks(pid: int) -> int:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0
-    return int(fields[11]) + int(fields[12])
+    return pids

@@ -1,28 +1,71 @@
-"""The frame all benchmarks share: measure, run a peer beside ours, print rows.
+"""What all benchmarks share: rows, medians of rounds, peers, and processes of their own.
 
-A **row** is one measured quantity: ours, the peer's from the same run, their ratio and the aim.
-Medians over rounds; ours and the peer's rounds alternate, so that a slow minute of the machine
-hits both.
+A benchmark is a module ``bench_NAME`` with a function ``rows(options)`` that yields the measured
+rows. ``python -m tests.bench NAME`` runs it in a process of its own and prints the rows.
+Ours and a peer take turns, so that a slow minute of the machine hits both.
 """
 
-import argparse
 import gc
+import importlib
 import json
+import multiprocessing
+import os
 import re
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from types import TracebackType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
-from rich.console import Console
-from rich.table import Table
+#: In the order of the page.
+NAMES = (
+    "frontend",
+    "processes",
+    "dynamo_frontend",
+    "gateway",
+    "hashing",
+    "decision",
+    "index",
+    "tokenizing",
+    "pairs",
+    "recording",
+    "recovery",
+    "replay",
+    "scale",
+    "turns",
+    "startup",
+    "top",
+    "traces",
+    "verify",
+)
 
 Better = Literal["lower", "higher"]
+
+T = TypeVar("T")
+
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Median:
+    """The median of several rounds. ``spread``: (highest - lowest) / median, None for one round."""
+
+    value: float
+    spread: float | None = None
+
+    @staticmethod
+    def of(values: Sequence[float]) -> "Median":
+        value = median(values)
+        several = len(values) > 1 and value
+        return Median(value, (max(values) - min(values)) / abs(value) if several else None)
+
+    def __truediv__(self, divisor: float) -> "Median":
+        return Median(self.value / divisor, self.spread)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,27 +74,29 @@ class Row:
 
     ``ratio``: how many times better ours is than the peer's. ``aim``: ``2x`` for a ratio of at
     least 2, ``< 5`` for a value below 5, ``100`` for a value of at least 100, or nothing.
+    ``spread``: of the rounds of ours, see `Median`.
     """
 
     name: str
     unit: str
-    ours: float
+    value: float
     peer: float | None = None
     ratio: float | None = None
+    spread: float | None = None
     aim: str = ""
 
     @property
     def met(self) -> bool | None:
         """Whether the aim is met; None without an aim, or where the aim needs a peer."""
-        found = _AIM.fullmatch(self.aim)
-        if found is None:
+        parts = _AIM.fullmatch(self.aim)
+        if parts is None:
             if self.aim:
                 raise ValueError(f"the aim {self.aim!r} of {self.name!r} is not 2x, < 5 or 100")
             return None
-        limit = float(found["limit"].replace(",", ""))
-        if found["times"]:
+        limit = float(parts["limit"].replace(",", ""))
+        if parts["times"]:
             return None if self.ratio is None else self.ratio >= limit
-        return self.ours < limit if found["below"] else self.ours >= limit
+        return self.value < limit if parts["below"] else self.value >= limit
 
 
 _AIM: Final = re.compile(r"(?P<below>< )?(?P<limit>[0-9.,]+)(?P<times>x)?")
@@ -60,17 +105,33 @@ _AIM: Final = re.compile(r"(?P<below>< )?(?P<limit>[0-9.,]+)(?P<times>x)?")
 def row(
     name: str,
     unit: str,
-    ours: float,
-    peer: float | None = None,
+    ours: float | Median,
+    peer: float | Median | None = None,
     aim: str = "",
     *,
     better: Better = "lower",
 ) -> Row:
-    """A row with its ratio worked out; ``better`` says which direction is good."""
+    """A row with its ratio worked out; ``better`` is the good direction."""
+    value, spread = (ours.value, ours.spread) if isinstance(ours, Median) else (ours, None)
+    other = peer.value if isinstance(peer, Median) else peer
     ratio = None
-    if peer is not None and ours and peer:
-        ratio = peer / ours if better == "lower" else ours / peer
-    return Row(name, unit, ours, peer, ratio, aim)
+    if other is not None and value and other:
+        ratio = other / value if better == "lower" else value / other
+    return Row(name, unit, value, other, ratio, spread, aim)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """``smoke``: the smallest run that touches everything. ``peers``: peer -> its program, which is
+    a Python that has it, or the peer itself."""
+
+    smoke: bool = False
+    peers: Mapping[str, str] = field(default_factory=dict)
+
+
+def rows_of(name: str, options: Options) -> tuple[Row, ...]:
+    """The rows of one benchmark, measured in this process."""
+    return tuple(importlib.import_module(f"tests.bench.bench_{name}").rows(options))
 
 
 def measure(
@@ -78,34 +139,18 @@ def measure(
     rounds: int = 9,
     *,
     inner: int = 1,
-    clock: Callable[[], int] = time.perf_counter_ns,
-) -> float:
-    """Median nanoseconds of one call of ``fn`` over ``rounds`` rounds of ``inner`` calls.
+    clock: Callable[[], int] = time.process_time_ns,
+) -> Median:
+    """Nanoseconds of one call of ``fn`` over ``rounds`` rounds of ``inner`` calls; CPU time unless
+    another clock is given.
 
     The first round warms up and is not counted; the garbage collector is off meanwhile.
-    ``clock=time.process_time_ns`` counts CPU time only.
     """
-    return median(samples(fn, rounds, inner=inner, clock=clock))
-
-
-def cpu(fn: Callable[[], object], rounds: int = 9, *, inner: int = 1) -> float:
-    """As `measure`, in CPU time of the process."""
-    return measure(fn, rounds, inner=inner, clock=time.process_time_ns)
-
-
-def samples(
-    fn: Callable[[], object],
-    rounds: int,
-    *,
-    inner: int = 1,
-    clock: Callable[[], int] = time.perf_counter_ns,
-) -> list[float]:
-    """Nanoseconds of one call of ``fn``, one value a round; as `measure`."""
     was_on = gc.isenabled()
     gc.collect()
     gc.disable()
+    taken: list[float] = []
     try:
-        taken: list[float] = []
         for _ in range(rounds + 1):
             start = clock()
             for _ in range(inner):
@@ -114,57 +159,60 @@ def samples(
     finally:
         if was_on:
             gc.enable()
-    return taken[1:]
+    return Median.of(taken[1:])
 
 
-def alternate(sides: Sequence[Callable[[], float]], turns: int) -> list[float]:
+def alternate(sides: Sequence[Callable[[], float]], turns: int) -> list[Median]:
     """Medians of several sides, each of which measures once a turn, turn by turn."""
     taken: list[list[float]] = [[] for _ in sides]
     for _ in range(turns):
         for side, values in zip(sides, taken, strict=True):
             values.append(side())
-    return [median(values) for values in taken]
+    return [Median.of(values) for values in taken]
 
 
-def resident_bytes() -> int:
-    """Resident memory of this process (Linux)."""
+def resident_bytes(*, highest: bool = False) -> int:
+    """Resident memory of this process, or the highest so far (Linux)."""
+    kind = "VmHWM:" if highest else "VmRSS:"
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("VmRSS:"):
+        if line.startswith(kind):
             return int(line.split()[1]) * 1024
-    raise OSError("/proc/self/status has no VmRSS line; memory is measured on Linux only")
+    raise OSError(f"/proc/self/status has no {kind} line; memory is measured on Linux only")
+
+
+def cpu_seconds(pid: int) -> float:
+    """Seconds of CPU that a process has used, all its threads; 0 once it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def in_own_process(function: Callable[..., T], *arguments: object) -> T:
+    """The result of a function of a module in a new process, whose memory holds nothing else."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+@contextmanager
+def program(*arguments: str, module: str = "") -> Iterator[subprocess.Popen[str]]:
+    """A running Python process whose standard output and input are pipes; ends with the block."""
+    argv = [sys.executable, *(("-m", module) if module else ()), *arguments]
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
 
 
 class Peer:
-    """A peer in a process and an environment of its own: a JSON line in, a JSON line out.
+    """A peer in a process and an environment of its own: a JSON line in, a JSON line out."""
 
-    ``script`` runs under ``python`` and calls `serve` (or does as it does). Use as a context
-    manager; the process ends with it.
-    """
-
-    def __init__(self, python: str, script: Path) -> None:
-        self._process = subprocess.Popen(
-            [python, str(script)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def __enter__(self) -> "Peer":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
 
     def ask(self, op: str, **arguments: object) -> Any:
         """The answer of the peer's operation ``op``."""
@@ -178,48 +226,18 @@ class Peer:
         return json.loads(line)
 
 
-def bench_parser(description: str | None) -> argparse.ArgumentParser:
-    """The options that every benchmark takes."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--peer-python", help="a Python that has ai-dynamo-runtime installed")
-    parser.add_argument(
-        "--smoke", action="store_true", help="the smallest run that touches everything"
-    )
-    return parser
-
-
 @contextmanager
-def peer_or_none(python: str | None, script: str) -> Iterator[Peer | None]:
-    """The peer that runs ``script`` (beside this file), or None when no Python was given."""
+def peer_or_none(options: Options, script: str) -> Iterator[Peer | None]:
+    """Dynamo's binding that runs ``script`` (beside this file), None where it is not installed."""
+    python = options.peers.get("ai-dynamo-runtime")
     if python is None:
         yield None
         return
-    with Peer(python, Path(__file__).with_name(script)) as peer:
-        yield peer
-
-
-def print_table(title: str, rows: Sequence[Row]) -> None:
-    """The rows as a table, then as one JSON line."""
-    table = Table(title=title, title_justify="left")
-    for column in ("what", "unit", "ours", "peer", "ratio", "aim"):
-        table.add_column(column, justify="left" if column in ("what", "unit", "aim") else "right")
-    for item in rows:
-        table.add_row(
-            item.name,
-            item.unit,
-            number(item.ours),
-            "-" if item.peer is None else number(item.peer),
-            "-" if item.ratio is None else f"{item.ratio:.2f}x",
-            item.aim,
-        )
-    Console(width=110).print(table)
-    print(json.dumps({"benchmark": title, "rows": [asdict(item) for item in rows]}))
-
-
-def number(value: float | None) -> str:
-    """Three digits, or all before the point."""
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    argv = [python, str(Path(__file__).with_name(script))]
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield Peer(process)
+        finally:
+            process.terminate()

@@ -1,17 +1,16 @@
 """A frontend's endpoints over a synthetic fleet, for `bench_top`.
 
-    python -m tests.bench.top_fleet --workers N [--rate REQUESTS_A_SECOND]
+    python -m tests.bench.top_fleet WORKERS
 
-Prints its URL as a JSON line and serves until SIGTERM. The router, its decisions and the
+Prints its URL and serves until SIGTERM. The router, its decisions and the
 answers are the real ones; requests and engines are those of the embedded demo.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import signal
+import sys
 import time
 
 from aiohttp import web
@@ -26,6 +25,8 @@ from dynctl.sources.demo.traffic import DemoTraffic
 from router_core import RouterConfig, Worker
 
 ZONES = "abcde"
+#: Requests a second.
+RATE = 10.0
 
 
 def workers(count: int) -> list[Worker]:
@@ -38,7 +39,7 @@ def workers(count: int) -> list[Worker]:
     ]
 
 
-async def serve(count: int, rate: float) -> None:
+async def serve(count: int) -> None:
     now = 0.0
 
     def tick(to: float) -> None:
@@ -49,7 +50,7 @@ async def serve(count: int, rate: float) -> None:
     memory = DecisionMemory()
     metrics = Metrics(service, router_id=1, memory=memory)
     service.observers += [metrics, memory]
-    traffic = DemoTraffic(service, workers(count), tick, rate=rate, events=False)
+    traffic = DemoTraffic(service, workers(count), tick, rate=RATE, events=False)
     feed = FleetFeed(
         service, memory, transfers=metrics.transfers, waiting=traffic.waiting,
         in_flight=lambda: traffic.in_flight,
@@ -65,7 +66,7 @@ async def serve(count: int, rate: float) -> None:
     traffic.start(0.0)
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
-    print(json.dumps({"url": f"http://127.0.0.1:{port}"}), flush=True)
+    print(f"http://127.0.0.1:{port}", flush=True)
     began = time.monotonic()
     while not ended.is_set():
         traffic.advance(time.monotonic() - began)
@@ -74,8 +75,4 @@ async def serve(count: int, rate: float) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workers", type=int, required=True)
-    parser.add_argument("--rate", type=float, default=10.0)
-    given = parser.parse_args()
-    asyncio.run(serve(given.workers, given.rate))
+    asyncio.run(serve(int(sys.argv[1])))
