@@ -13,6 +13,7 @@ from dynctl.serving.http.process import ServingProcess
 from dynctl.serving.http.server import build_frontend
 from dynctl.serving.routing.config import FrontendConfig
 from dynctl.serving.services.router_server import build_router
+from tests.docs.benchmarks_page import benchmarks_page
 from tests.docs.cli_page import cli_page
 from tests.docs.compatibility_page import compatibility_page
 from tests.docs.grafana import dashboard_json
@@ -47,6 +48,7 @@ def _between(path: Path, name: str, made: str) -> str:
 
 #: File -> its whole text, with what is made in it.
 FILES: Final[Mapping[Path, Callable[[], str]]] = {
+    DOCS / "benchmarks.md": benchmarks_page,
     DOCS / "cli.md": cli_page,
     DOCS / "compatibility.md": compatibility_page,
     DOCS / "seeds.md": seeds_page,

@@ -90,10 +90,11 @@ def pages() -> list[Path]:
 def written() -> list[Path]:
     """Every page that a person writes, decision records included: the pages whose words count.
 
-    docs/compatibility.md is made of recorded runs.
+    Compatibility and benchmarks are made of recorded runs.
     """
     records = sorted((DOCS / "decisions").iterdir())
-    return [path for path in (README, *pages(), *records) if path.name != "compatibility.md"]
+    recorded = ("compatibility.md", "benchmarks.md")
+    return [path for path in (README, *pages(), *records) if path.name not in recorded]
 
 
 def by_hand(path: Path) -> str:

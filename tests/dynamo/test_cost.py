@@ -1,4 +1,4 @@
-"""The cost of observing, printed at the end of the run; `docs/benchmarks.md` has the figures."""
+"""The cost of observing, printed at the end of the run."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from router_core import RouterConfig
 #: the cost is negligible.
 SMALL_FLEET = 16
 #: Memory of a distinct block in the index where prompts have one block; where they are long it is
-#: a quarter of that (docs/benchmarks.md).
+#: a quarter of that (`make bench BENCH=index`).
 INDEX_BYTES_PER_BLOCK = 200
 #: Tokens in a KV block of workers for which neither they nor the user specify it.
 DEFAULT_BLOCK_SIZE = 16
