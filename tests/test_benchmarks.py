@@ -28,7 +28,7 @@ def test_all_benchmarks_are_part_of_the_run() -> None:
 def test_a_saved_run_is_read_again(tmp_path: Path) -> None:
     rows = (
         row("a request", "us", Median.of([2.0, 1.0, 4.0]), 3.0, "2x"),
-        row("requests", "1/s", 123456.0, None, "20,000", better="higher"),
+        row("requests", "", 123456.0, None, "20,000", better="higher"),
     )
     run = Run(
         "12345678+", "2026-11-27T0255Z", "2 cores", {"smg": "1.13.0"}, {"b": Bench(rows, 1, 2)}

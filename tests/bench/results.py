@@ -88,7 +88,7 @@ def _short(row: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in row.items():
         if isinstance(value, float):
             short[name] = float(f"{value:.{_DIGITS}g}")
-        elif value not in (None, ""):
+        elif value is not None and (value or name == "unit"):
             short[name] = value
     return short
 

@@ -91,14 +91,15 @@ def _compared(known: Mapping[str, Run]) -> Iterator[str]:
     for name, row in _rows(known):
         if row.peer is not None:
             ratio = "-" if row.ratio is None else f"{row.ratio:.2f}x"
-            value = f"{number(row.value)} {row.unit}"
+            value = f"{number(row.value)} {row.unit}".rstrip()
             yield f"| {name}: {row.name} | {value} | {number(row.peer)} | {ratio} | {_tail(row)} |"
 
 
 def _alone(known: Mapping[str, Run]) -> Iterator[str]:
     for name, row in _rows(known):
         if row.peer is None:
-            yield f"| {name}: {row.name} | {number(row.value)} {row.unit} | {_tail(row)} |"
+            value = f"{number(row.value)} {row.unit}".rstrip()
+            yield f"| {name}: {row.name} | {value} | {_tail(row)} |"
 
 
 def _rows(known: Mapping[str, Run]) -> Iterator[tuple[str, Row]]:
