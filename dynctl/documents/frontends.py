@@ -42,7 +42,7 @@ from router_core import (
 )
 
 #: Frontends and routers with different numbers refuse each other.
-PROTOCOL = 3
+PROTOCOL = 4
 #: Maximum of reports in one message, and of requests in one message of running ones.
 MAX_REPORTS = 4096
 #: Maximum of requests in one message of placements; the router decides them without a pause.
@@ -152,21 +152,14 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class ToPlace(msgspec.Struct, frozen=True):
-    """One request of `Places`; ``attempt`` as in `Place`."""
+    """One request of an `Exchange`; ``attempt`` as in `Place`."""
 
     request: SentRequest
     attempt: int = 0
 
 
-class Places(msgspec.Struct, frozen=True):
-    """``POST .../places``: as `Place` for several requests, one after the other in this order."""
-
-    lease: str
-    places: list[ToPlace]
-
-
 class Placed(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The answer for one request of `Places`: a placement, or the error that `Place` would have.
+    """The answer for one request of an `Exchange`: a placement, or the error of a `Place`.
     ``waits``: it would wait in the router queue and is not placed; send it alone."""
 
     placement: Placement | None = None
@@ -174,12 +167,6 @@ class Placed(msgspec.Struct, frozen=True, omit_defaults=True):
     status: int = 0
     code: str = ""
     message: str = ""
-
-
-class AllPlaced(msgspec.Struct, frozen=True):
-    """The answer to `Places`: one for each request, in the same order."""
-
-    answers: list[Placed]
 
 
 class PlaceDecode(msgspec.Struct, frozen=True):
@@ -308,21 +295,26 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 Report = FirstOutput | Block | Ended | Alive | Answered | Failed
 
 
-class Reports(msgspec.Struct, frozen=True):
-    """``POST .../reports``: what happened since the last message, in order; renews the lease.
+class Exchange(msgspec.Struct, frozen=True, omit_defaults=True):
+    """``POST .../exchange``: what happened since the last message, in order, and then the requests
+    that are placed, one after the other. It renews the lease.
 
-    ``number`` counts the messages of a lease from 1: one that was received already changes nothing.
+    ``number`` counts the messages of a lease from 1: the reports of one that was received already
+    change nothing.
     """
 
     lease: str
     number: int
     reports: list[Report] = []
+    places: list[ToPlace] = []
 
 
-class Received(msgspec.Struct, frozen=True):
-    """The answer to `Reports`. ``fleet``: the version of the fleet now."""
+class Exchanged(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The answer to `Exchange`: one for each request, in the same order. ``fleet``: the version of
+    the fleet now."""
 
     fleet: str
+    answers: list[Placed] = []
 
 
 class Lease(msgspec.Struct, frozen=True):
@@ -388,8 +380,8 @@ def sent_request(request: RoutingRequest) -> SentRequest:
         request.notes,
         request.lora_name,
         request.salted,
-        _pack(request.local_hashes),
-        tuple(map(_pack, request.more_hashes)),
+        _pack(request.local_hashes) if request.local_hashes else b"",
+        tuple(map(_pack, request.more_hashes)) if request.more_hashes else (),
         request.lengths,
         request.policy_class,
         request.priority,
@@ -421,8 +413,8 @@ def request_of(sent: SentRequest, block_size: int, now: float) -> RoutingRequest
         sent.notes,
         sent.lora_name,
         sent.salted,
-        _unpack("local_hashes", sent.local_hashes),
-        tuple(_unpack("more_hashes", column) for column in sent.more_hashes),
+        _unpack("local_hashes", sent.local_hashes) if sent.local_hashes else (),
+        _unpack_prompts(sent.more_hashes) if sent.more_hashes else (),
         sent.lengths,
         sent.policy_class,
         sent.priority,
@@ -449,6 +441,10 @@ def _unpack(field: str, packed: bytes) -> tuple[int, ...]:
     return struct.unpack(f"<{count}Q", packed)
 
 
+def _unpack_prompts(columns: Sequence[bytes]) -> tuple[tuple[int, ...], ...]:
+    return tuple(_unpack("more_hashes", column) for column in columns)
+
+
 def _wrong(field: str, problem: str) -> RequestError:
     return RequestError(400, "out_of_range", f"request.{field}", problem)
 
@@ -468,7 +464,9 @@ def _check(request: RoutingRequest, block_size: int) -> None:
 
 
 def _check_prompts(request: RoutingRequest, block_size: int) -> None:
-    blocks = len(request.sequence_hashes) + sum(map(len, request.more_hashes))
+    blocks = len(request.sequence_hashes)
+    if request.more_hashes:
+        blocks += sum(map(len, request.more_hashes))
     if blocks > min(_MOST_BLOCKS, request.isl_tokens // block_size):
         problem = f"{request.isl_tokens} tokens of {block_size} a block have fewer than {blocks}"
         raise _wrong("sequence_hashes", f"{problem} blocks")
@@ -508,27 +506,36 @@ def hop_of(decision: Decision | None) -> Hop | None:
             queue=decision.queue,
         )
     ref = decision.refs[at]
-    hop = Hop(
+    if inputs is None:
+        return Hop(
+            decision.stage,
+            decision.mode,
+            ref.worker_id,
+            ref.dp_rank,
+            decision.costs[at],
+            notes=decision.notes,
+            outcome=decision.outcome,
+            queue=decision.queue,
+        )
+    return Hop(
         decision.stage,
         decision.mode,
         ref.worker_id,
         ref.dp_rank,
         decision.costs[at],
-        notes=decision.notes,
-        outcome=decision.outcome,
-        queue=decision.queue,
-    )
-    if inputs is None:
-        return hop
-    return msgspec.structs.replace(
-        hop,
-        overlap_blocks=inputs.overlap_blocks[at],
-        indexed_blocks=None if inputs.indexed_blocks is None else inputs.indexed_blocks[at],
-        host_blocks=0 if inputs.host_blocks is None else inputs.host_blocks[at],
-        disk_blocks=0 if inputs.disk_blocks is None else inputs.disk_blocks[at],
-        prefill_tokens=inputs.prefill_tokens[at],
-        active_blocks=inputs.active_blocks[at],
-        active_requests=inputs.active_requests[at],
+        inputs.overlap_blocks[at],
+        None if inputs.indexed_blocks is None else inputs.indexed_blocks[at],
+        0 if inputs.host_blocks is None else inputs.host_blocks[at],
+        0 if inputs.disk_blocks is None else inputs.disk_blocks[at],
+        inputs.prefill_tokens[at],
+        inputs.active_blocks[at],
+        inputs.active_requests[at],
+        decision.outcome,
+        None,
+        decision.notes,
+        None,
+        [],
+        decision.queue,
     )
 
 

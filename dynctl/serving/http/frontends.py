@@ -26,6 +26,7 @@ from dynctl.documents.frontends import (
     Answered,
     Block,
     Ended,
+    Exchange,
     Failed,
     FirstOutput,
     FleetCard,
@@ -37,10 +38,7 @@ from dynctl.documents.frontends import (
     Lease,
     Place,
     PlaceDecode,
-    Places,
-    Received,
     Report,
-    Reports,
     Resume,
     Resumed,
     Running,
@@ -56,7 +54,7 @@ from dynctl.serving.http.auth import guarded
 from dynctl.serving.http.bodies import bodies_of
 from dynctl.serving.http.json_responses import bad_request, json_response, not_found
 from dynctl.serving.http.selection import MAX_BOOKINGS, Booking, SelectionApi
-from dynctl.serving.http.selection_request import naming_fields
+from dynctl.serving.http.selection_request import field_error
 from dynctl.serving.routing.refusal import HttpError
 from dynctl.serving.routing.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
@@ -132,10 +130,9 @@ class FrontendsApi:
 
     def routes(self) -> list[web.RouteDef]:
         token, base = self._token, "/v1/frontends"
-        # aiohttp compares the path with one after the other: those of each request come first.
+        # aiohttp compares the path with one after the other: that of each request comes first.
         return [
-            web.post(base + "/{name}/places", guarded(self.places, token)),
-            web.post(base + "/{name}/reports", guarded(self.reports, token)),
+            web.post(base + "/{name}/exchange", guarded(self.exchange, token)),
             web.get(base, guarded(self.listed, token)),
             web.post(base + "/{name}/join", guarded(self.join, token)),
             web.post(base + "/{name}/fleet", guarded(self.fleet, token)),
@@ -236,10 +233,15 @@ class FrontendsApi:
         assert answer is not None
         return _json(answer)
 
-    async def places(self, http: web.Request) -> web.StreamResponse:
-        """Place several requests, each in one step; those that would wait are not placed."""
-        message = await self._message(http, Places)
+    async def exchange(self, http: web.Request) -> web.StreamResponse:
+        """Take what happened to requests and engines, and place further requests, each in one step;
+        those that would wait are not placed. Renews the lease."""
+        message = await self._message(http, Exchange)
         frontend = self._frontend(http, message)
+        if message.number > frontend.number:
+            frontend.number = message.number
+            for report in message.reports[:MAX_REPORTS]:
+                self._take(frontend, report)
         answers: list[dict[str, Any]] = []
         for wanted in message.places[:MAX_PLACES]:
             try:
@@ -252,7 +254,7 @@ class FrontendsApi:
                 answers.append(
                     {"waits": True} if answer is None else {"placement": msgspec.Raw(answer)}
                 )
-        return json_response({"answers": answers})
+        return json_response({"fleet": self._fleet_cards().version, "answers": answers})
 
     async def decode(self, http: web.Request) -> web.StreamResponse:
         """Prefill is done: choose the decode worker with the current fleet."""
@@ -288,16 +290,6 @@ class FrontendsApi:
                 except HttpError as error:
                     _log.info("frontend %s: a running request: %s", frontend.name, error.message)
         return json_response(Resumed(booked))
-
-    async def reports(self, http: web.Request) -> web.StreamResponse:
-        """What happened to requests and engines; renews the lease."""
-        message = await self._message(http, Reports)
-        frontend = self._frontend(http, message)
-        if message.number > frontend.number:
-            frontend.number = message.number
-            for report in message.reports[:MAX_REPORTS]:
-                self._take(frontend, report)
-        return json_response(Received(self._fleet_cards().version))
 
     # -- inside ----------------------------------------------------------------------------
 
@@ -466,8 +458,10 @@ class FrontendsApi:
                 "unknown_model",
                 param="request.model",
             )
-        with naming_fields():
+        try:
             return request_of(sent, service.served.block_size(sent.model), service.clock())
+        except RequestError as error:
+            raise field_error(error) from None
 
     def _booking(
         self, frontend: Frontend, request_id: str, attempt: int | None = None

@@ -140,9 +140,14 @@ def naming_fields() -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        raise HttpError(
-            error.status, str(error), "invalid_request_error", error.code, param=error.field
-        ) from None
+        raise field_error(error) from None
+
+
+def field_error(error: RequestError) -> HttpError:
+    """The HTTP error with the field."""
+    return HttpError(
+        error.status, str(error), "invalid_request_error", error.code, param=error.field
+    )
 
 
 def _hashes(

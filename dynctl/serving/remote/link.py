@@ -11,7 +11,6 @@ import logging
 from collections import deque
 from collections.abc import Iterator
 from hashlib import blake2b
-from itertools import zip_longest
 from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import urlsplit
 
@@ -25,7 +24,8 @@ from dynctl.documents.frontends import (
     MAX_REPORTS,
     PROTOCOL,
     Alive,
-    AllPlaced,
+    Exchange,
+    Exchanged,
     FleetCards,
     Join,
     Joined,
@@ -34,10 +34,7 @@ from dynctl.documents.frontends import (
     Placed,
     PlaceDecode,
     Placement,
-    Places,
-    Received,
     Report,
-    Reports,
     Resume,
     Resumed,
     Running,
@@ -73,7 +70,7 @@ _MAX_READING: Final = 64
 _ANSWER_BYTES: Final = 16 * 1024 * 1024
 #: Bytes of packed hashes in one message of running requests at most; as JSON a third more.
 _RESUME_BYTES: Final = 3 * 1024 * 1024
-#: Bytes of packed hashes above which a message of placements gets no more requests.
+#: Bytes of packed hashes above which a message gets no more requests to place.
 _PLACES_BYTES: Final = 1024 * 1024
 _MAX_MESSAGE: Final = 300
 
@@ -126,12 +123,15 @@ class RouterLink:
         self._number = 0
         self._fleet = ""
         self._pending: list[Report] = []
+        #: A message is due, although no request is to be placed: reports waited, or it is time.
+        self._due = False
         self._wake = asyncio.Event()
         self._gathering: asyncio.TimerHandle | None = None
         self._waiting: set[EngineStream] = set()
-        #: Requests for the next message of placements, each with its answer.
+        #: Requests that the next messages place, each with its answer.
         self._placing: deque[tuple[ToPlace, asyncio.Future[Placed]]] = deque()
-        self._to_place = asyncio.Event()
+        #: The router has another fleet than this process.
+        self._fleet_changed = asyncio.Event()
         self._alive_at = 0.0
         self._reading = 0
         self._reason = ""
@@ -150,7 +150,8 @@ class RouterLink:
         self._owner = owner
         self._upstream.start()
         tasks.start("router link", self._run)
-        tasks.start("placements", self._place_all)
+        tasks.start("router heartbeat", self._beat)
+        tasks.start("fleet of the router", self._follow_fleet)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(START_S):
                 await self._answered.wait()
@@ -172,7 +173,7 @@ class RouterLink:
     async def place(self, request: RoutingRequest, attempt: int, *, dry: bool) -> Placement:
         """Raises RouterLost or RouterRefused, as the others do.
 
-        While one message of placements has no answer, the next one gathers requests: the more the
+        While one message has no answer, the next one gathers requests and reports: the more the
         router has to do, the fewer messages it gets.
         """
         if not dry:
@@ -230,7 +231,9 @@ class RouterLink:
             return
         self._pending.append(report)
         if self._gathering is None:
-            self._gathering = asyncio.get_running_loop().call_later(_GATHER_S, self._send_now)
+            self._gathering = asyncio.get_running_loop().call_later(
+                _GATHER_S, self._reports_are_due
+            )
 
     # -- inside ----------------------------------------------------------------------------
 
@@ -242,48 +245,16 @@ class RouterLink:
             raise RouterLost(f"{_MAX_PENDING:,} requests wait for it")
         answer: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
         self._placing.append((wanted, answer))
-        self._to_place.set()
+        self._wake.set()
         return await answer
 
-    async def _place_all(self) -> None:
-        while True:
-            await self._to_place.wait()
-            self._to_place.clear()
-            while self._placing:
-                await self._place_some()
-
-    async def _place_some(self) -> None:
-        """Send one message of placements, and pass its answers on."""
-        batch: list[tuple[ToPlace, asyncio.Future[Placed]]] = []
-        size = 0
-        while self._placing and len(batch) < MAX_PLACES and size < _PLACES_BYTES:
-            wanted, answer = self._placing.popleft()
-            if not answer.done():
-                batch.append((wanted, answer))
-                size += wanted.request.size
-        if not batch:
-            return
-        message = Places(self._lease, [wanted for wanted, _ in batch])
-        lost = ""
-        answers: list[Placed] = []
-        try:
-            answers = (await self._ask("places", message, AllPlaced)).answers
-        except RouterLost as error:
-            lost = str(error)
-        except RouterRefused:
-            # One of them; alone each gets its own answer.
-            answers = [Placed()] * len(batch)
-        finally:  # whatever happens, no request waits for an answer that nothing brings
-            for (_, answer), placed in zip_longest(batch, answers[: len(batch)]):
-                if answer.done():
-                    continue
-                if placed is not None:
-                    answer.set_result(placed)
-                else:
-                    answer.set_exception(RouterLost(lost or f"{self.url} left a request out"))
-
-    def _send_now(self) -> None:
+    def _reports_are_due(self) -> None:
         self._gathering = None
+        if self._pending:  # else a message with requests took them along
+            self._message_is_due()
+
+    def _message_is_due(self) -> None:
+        self._due = True
         self._wake.set()
 
     async def _run(self) -> None:
@@ -301,13 +272,23 @@ class RouterLink:
                     continue
                 self._answered.set()
                 pause = _AGAIN_S[0]
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(HEARTBEAT_S):
-                    await self._wake.wait()
+            await self._wake.wait()
             self._wake.clear()
             if self.up:
-                with contextlib.suppress(RouterLost, RouterRefused):
+                with contextlib.suppress(RouterLost):
                     await self._send()
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            self._message_is_due()
+
+    async def _follow_fleet(self) -> None:
+        while True:
+            await self._fleet_changed.wait()
+            self._fleet_changed.clear()
+            with contextlib.suppress(RouterLost, RouterRefused):
+                await self.refresh()
 
     async def _join(self) -> None:
         joined = await self._post("join", Join(PROTOCOL, version()), Joined)
@@ -340,22 +321,62 @@ class RouterLink:
             _log.info("%d of %d running requests are booked at the router again", booked, total)
 
     async def _send(self) -> None:
-        """Send the pending reports, and follow the fleet."""
+        """Send the pending reports and the requests to place, and pass the answers on."""
         now = asyncio.get_running_loop().time()
         if now >= self._alive_at and self._owner is not None:
             self._alive_at = now + _ALIVE_S
             ids = self._owner.alive()
             if ids:
                 self._pending.append(Alive(ids))
-        while True:
-            batch, self._pending = self._pending[:MAX_REPORTS], self._pending[MAX_REPORTS:]
-            self._number += 1
-            message = Reports(self._lease, self._number, batch)
-            received = await self._ask("reports", message, Received, bounded=True)
-            if not self._pending:
-                break
-        if received.fleet != self._fleet:
-            await self.refresh()
+        while self._placing or self._due:
+            reports, self._pending = self._pending[:MAX_REPORTS], self._pending[MAX_REPORTS:]
+            self._due = bool(self._pending)
+            await self._exchange_once(reports, self._next_places())
+
+    def _next_places(self) -> list[tuple[ToPlace, asyncio.Future[Placed]]]:
+        """The requests of the next message, without those whose clients left."""
+        batch: list[tuple[ToPlace, asyncio.Future[Placed]]] = []
+        size = 0
+        while self._placing and len(batch) < MAX_PLACES and size < _PLACES_BYTES:
+            wanted, answer = self._placing.popleft()
+            if not answer.done():
+                batch.append((wanted, answer))
+                size += wanted.request.size
+        return batch
+
+    async def _exchange_once(
+        self, reports: list[Report], batch: list[tuple[ToPlace, asyncio.Future[Placed]]]
+    ) -> None:
+        """Send one message. Raises RouterLost."""
+        self._number += 1
+        places = [wanted for wanted, _ in batch]
+        message = Exchange(self._lease, self._number, reports, places)
+        lost = f"{self.url} left a request out"
+        answers: list[Placed] = []
+        try:
+            exchanged = await self._ask("exchange", message, Exchanged, bounded=True)
+            answers = exchanged.answers
+            if exchanged.fleet != self._fleet:
+                self._fleet_changed.set()
+        except RouterLost as error:
+            lost = str(error)
+            raise
+        except RouterRefused as error:
+            # It took nothing of the message. Requests get their own answers, each alone.
+            answers = [Placed()] * len(batch)
+            if batch:
+                self._pending[:0] = reports
+                self._due = True
+            else:
+                _log.warning("the router refused %d reports: %s", len(reports), error)
+        finally:  # whatever happens, no request waits for an answer that nothing brings
+            for number, (_, answer) in enumerate(batch):
+                if answer.done():
+                    continue
+                if number < len(answers):
+                    answer.set_result(answers[number])
+                else:
+                    answer.set_exception(RouterLost(lost))
 
     async def _ask(
         self,

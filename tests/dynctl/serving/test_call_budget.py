@@ -11,13 +11,26 @@ import sys
 import tomllib
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
 
+import msgspec
 import pytest
 
 from dynctl.base.tasks import Supervisor
+from dynctl.documents.decisions import ClientResponse
+from dynctl.documents.frontends import (
+    PROTOCOL,
+    Answered,
+    Ended,
+    Exchange,
+    FirstOutput,
+    Join,
+    ToPlace,
+    sent_request,
+)
 from dynctl.serving.engines.facts import EngineReader
 from dynctl.simulation.engine.cache_events import CacheStored
 from dynctl.wire.engine_kinds.vllm.kind import VLLM
@@ -25,7 +38,9 @@ from router_core import Applied
 from tests.dynctl.adapters.dynamo_endpoint import Fault
 from tests.dynctl.serving.fleets import SLOW_HEALTH, Site, chat_body, site
 from tests.dynctl.serving.gateways import gateway
+from tests.dynctl.serving.routed import request
 from tests.dynctl.serving.test_dynamo_fleet import site as dynamo_site
+from tests.dynctl.serving.test_remote import several
 from tests.waiting import patience
 
 BUDGET: Final = Path(__file__).with_name("call-budget.toml")
@@ -177,6 +192,40 @@ async def test_a_pick_for_a_gateway() -> None:
             assert await stream.ask(chat_body(text(number), max_tokens=8))
 
         within("pick", await fewest(pick))
+
+
+async def test_a_decision_for_a_frontend_process() -> None:
+    """One message to a router process: a request to place, and the reports of the one before."""
+    async with several(ENGINES, frontends=0) as found:
+        router, client = found.router, found.client
+        base = f"{router.url}/v1/frontends/f"
+        (worker, *_) = router.service.router.registry
+
+        async def send(action: str, message: msgspec.Struct) -> Any:
+            body, kind = msgspec.json.encode(message), {"content-type": "application/json"}
+            async with client.post(f"{base}/{action}", data=body, headers=kind) as answer:
+                assert answer.status == 200
+                return await answer.json()
+
+        lease = (await send("join", Join(PROTOCOL)))["lease"]
+        success = ClientResponse("complete", 200, "", 0.01, 0.05, 140, None, 32)
+
+        async def exchange(number: int) -> None:
+            before = f"r{number - 1}"
+            reports = [
+                Answered(worker.worker_id),
+                FirstOutput(before, 0),
+                Ended(before, 0, output_tokens=32, response=success),
+            ]
+            tokens = range(140 * number, 140 * (number + 1))
+            wanted = request(tokens, f"r{number}", model=worker.model, chained=True)
+            wanted = replace(wanted, local_hashes=wanted.sequence_hashes)
+            places = [ToPlace(sent_request(wanted))]
+            answer = await send("exchange", Exchange(lease, number + 1, reports, places))
+            assert answer["answers"][0]["placement"]["booked"] == ["aggregated"]
+            assert found.booked() == 1
+
+        within("decision for a frontend process", await fewest(exchange))
 
 
 async def test_a_batch_of_kv_events(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,13 @@ class Rig:
         return await self.send(name, "place", request=sent(request_id=request_id), **more)
 
     async def report(self, name: str, number: int, *reports: dict[str, Any]) -> tuple[int, Any]:
-        return await self.send(name, "reports", number=number, reports=list(reports))
+        return await self.send(name, "exchange", number=number, reports=list(reports))
+
+    async def place_all(self, name: str, places: list[dict[str, Any]]) -> tuple[int, Any]:
+        """Place several requests in one message without reports."""
+        status, answer = await self.send(name, "exchange", number=0, places=places)
+        answer.pop("fleet", None)
+        return status, answer
 
     def running(self) -> dict[int, int]:
         """Worker id -> requests booked there."""
@@ -231,8 +237,8 @@ async def test_each_request_of_a_message_has_its_own_answer():
             sent(request_id="r3", allowed_worker_ids=frozenset({9})),
             sent(request_id="r4"),
         ]
-        message = {"places": [{"request": one} for one in requests]}
-        status, found = await router.send("f", "places", **message)
+        places = [{"request": one} for one in requests]
+        status, found = await router.place_all("f", places)
         assert status == 200
         answers = found["answers"]
         assert [(one.get("status"), one.get("code")) for one in answers] == [
@@ -248,7 +254,7 @@ async def test_each_request_of_a_message_has_its_own_answer():
         assert sorted(router.running().values()) == [1, 2]
         assert set(router.selection.bookings) == {"theirs", "r1", "r4"}
         # The same message again has the same answers, and books nothing again.
-        assert (await router.send("f", "places", **message))[1]["answers"] == answers
+        assert (await router.place_all("f", places))[1]["answers"] == answers
         assert sum(router.running().values()) == 3
 
 
@@ -260,18 +266,34 @@ async def test_a_request_of_a_message_that_would_wait_is_not_placed():
             assert (await router.place("f", f"load-{number}"))[0] == 200
         running = router.running()
         places = [{"request": sent(request_id="r1")}, {"request": sent(request_id="r2")}]
-        status, found = await router.send("f", "places", places=places)
+        status, found = await router.place_all("f", places)
         assert (status, found) == (200, {"answers": [{"waits": True}, {"waits": True}]})
         assert set(router.selection.bookings) == {"load-1", "load-2"}
         assert len(router.service.router.queue) == 0
         assert router.running() == running
 
 
+async def test_reports_of_a_message_count_for_its_requests():
+    """A request that ended makes room for those that arrive with the report."""
+    async with rig() as router:
+        await router.join("f")
+        _, first = await router.place("f", "r1")
+        message = {"reports": [end("r1")], "places": [{"request": sent(request_id="r2")}]}
+        status, found = await router.send("f", "exchange", number=1, **message)
+        assert status == 200
+        decode = found["answers"][0]["placement"]["decode"]
+        assert decode.get("active_requests", 0) == first["decode"].get("active_requests", 0) == 0
+        assert set(router.selection.bookings) == {"r2"}
+        # The same message again: its reports change nothing, its requests have the same answers.
+        assert (await router.send("f", "exchange", number=1, **message))[1] == found
+        assert sum(router.running().values()) == 1
+
+
 async def test_a_message_has_a_maximum_of_placements():
     async with rig() as router:
         await router.join("f")
         places = [{"request": sent(request_id=f"r{n}")} for n in range(MAX_PLACES + 1)]
-        _, found = await router.send("f", "places", places=places)
+        _, found = await router.place_all("f", places)
         assert len(found["answers"]) == len(router.selection) == MAX_PLACES
 
 
@@ -506,7 +528,7 @@ def test_whatever_arrives_each_booking_is_one_and_all_end(steps, disaggregated):
                             {"request": sent(request_id=one), "attempt": attempt}
                             for one in (request_id, "r3")
                         ]
-                        status, _ = await router.send("f", "places", places=places)
+                        status, _ = await router.place_all("f", places)
                         assert status == 200
                     case "decode":
                         await router.send("f", "decode", id=request_id, attempt=attempt)
@@ -579,9 +601,7 @@ async def test_an_invalid_request_is_named_and_books_nothing(changes, problem):
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b"{", b'{"lease": 1}', b"[" * 5000, b"\xff", b'{"lease":"x"}']
 )
-@pytest.mark.parametrize(
-    "action", ["join", "place", "places", "decode", "reports", "resume", "leave"]
-)
+@pytest.mark.parametrize("action", ["join", "place", "exchange", "decode", "resume", "leave"])
 async def test_a_message_that_is_none(action, body):
     async with rig() as router:
         url = f"/v1/frontends/f/{action}"

@@ -327,7 +327,7 @@ async def test_only_hashes_travel():
 
 
 async def test_requests_that_arrive_meanwhile_share_a_message():
-    """While one message of placements has no answer, requests are gathered for the next one."""
+    """While one message has no answer, requests are gathered for the next one."""
     async with several(frontends=1) as fleet:
         site = fleet.frontends[0]
         link = remote(site).link
@@ -336,8 +336,9 @@ async def test_requests_that_arrive_meanwhile_share_a_message():
         held, go = asyncio.Event(), asyncio.Event()
 
         async def slow(action: str, body: bytes, timeout_s: float | None) -> bytes:
-            if action == "places":
-                sizes.append(len(msgspec.json.decode(body)["places"]))
+            places = msgspec.json.decode(body).get("places", ())
+            if action == "exchange" and places:
+                sizes.append(len(places))
                 held.set()
                 await go.wait()
             return await exchange(action, body, timeout_s)
@@ -359,6 +360,65 @@ async def test_requests_that_arrive_meanwhile_share_a_message():
         assert not remote(site)._requests
 
 
+async def test_a_message_that_the_router_refuses_loses_neither_requests_nor_reports():
+    """The requests are placed alone, and the reports are sent again without them."""
+    async with several(frontends=1) as fleet:
+        site = fleet.frontends[0]
+        link = remote(site).link
+        exchange = link._exchange
+        refused: list[int] = []
+
+        async def refuse_mixed(action: str, body: bytes, timeout_s: float | None) -> bytes:
+            message = msgspec.json.decode(body)
+            if action == "exchange" and message.get("places"):
+                refused.append(len(message.get("reports", ())))
+                error = {"error": {"code": "invalid_message", "message": "refused"}}
+                raise UpstreamFailure("status", "", status=400, body=msgspec.json.encode(error))
+            return await exchange(action, body, timeout_s)
+
+        link._exchange = refuse_mixed  # type: ignore[method-assign]
+        assert (await site.chat(WORDS))[0] == 200
+        await until(lambda: fleet.booked() == 0)
+        # Its end waits for the message that brings the next request.
+        link._gathering = asyncio.get_running_loop().call_later(3600, link._reports_are_due)
+        running = asyncio.create_task(site.chat(f"{WORDS} 1"))
+        assert (await running)[0] == 200
+        assert fleet.booked() == 1
+        assert (await site.chat(f"{WORDS} 2"))[0] == 200
+        assert max(refused) > 0
+        link._gathering.cancel()
+        link._reports_are_due()
+        await until(lambda: fleet.booked() == 0)
+
+
+async def test_reports_go_with_the_next_request_and_an_idle_link_sends_only_heartbeats():
+    async with several(frontends=1) as fleet:
+        site = fleet.frontends[0]
+        link = remote(site).link
+        exchange = link._exchange
+        messages: list[tuple[int, int]] = []
+
+        async def recorded(action: str, body: bytes, timeout_s: float | None) -> bytes:
+            message = msgspec.json.decode(body)
+            messages.append((len(message.get("reports", ())), len(message.get("places", ()))))
+            return await exchange(action, body, timeout_s)
+
+        link._exchange = recorded  # type: ignore[method-assign]
+        # Reports become due only with a heartbeat.
+        link._gathering = asyncio.get_running_loop().call_later(3600, link._reports_are_due)
+        for number in range(5):
+            assert (await site.chat(f"{WORDS} {number}"))[0] == 200
+        placed = [reports for reports, places in messages if places]
+        assert len(placed) == 5
+        assert sum(reports for reports, _ in messages) >= 4
+        await until(lambda: fleet.booked() == 0)
+        link._gathering.cancel()
+        empty = messages.count((0, 0))
+        link._reports_are_due()  # they went along
+        assert not link._due
+        assert messages.count((0, 0)) == empty
+
+
 async def test_a_fault_while_requests_are_placed_leaves_none_of_them_waiting(monkeypatch):
     async with several(frontends=1) as fleet:
         link = remote(fleet.frontends[0]).link
@@ -366,7 +426,7 @@ async def test_a_fault_while_requests_are_placed_leaves_none_of_them_waiting(mon
         faults: list[str] = []
 
         async def broken(action: str, *arguments: Any, **more: Any) -> Any:
-            if action == "places" and not faults:
+            if action == "exchange" and arguments[0].places and not faults:
                 faults.append(action)
                 raise LookupError("a fault")
             return await ask(action, *arguments, **more)
