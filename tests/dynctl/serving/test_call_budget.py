@@ -28,6 +28,7 @@ from dynctl.documents.frontends import (
     Exchange,
     FirstOutput,
     Join,
+    Report,
     ToPlace,
     sent_request,
 )
@@ -212,7 +213,7 @@ async def test_a_decision_for_a_frontend_process() -> None:
 
         async def exchange(number: int) -> None:
             before = f"r{number - 1}"
-            reports = [
+            reports: list[Report] = [
                 Answered(worker.worker_id),
                 FirstOutput(before, 0),
                 Ended(before, 0, output_tokens=32, response=success),
