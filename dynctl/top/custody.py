@@ -61,9 +61,9 @@ def cluster_chain(options: GlobalOptions) -> ReadChain:
     """A reader of chains in the cluster that the options specify."""
 
     def read(worker: WorkerRow) -> CustodyRow:
-        from dynctl.verify.run import VerifyOptions, verify_report
+        from dynctl.verify.verification import VerifyOptions, run_verify
 
-        report = verify_report(options, VerifyOptions(exec="none", logs="none"))
+        report = run_verify(options, VerifyOptions(exec="none", logs="none"))
         found = next((row for row in report.chain if row.worker == worker.name), None)
         return registered_chain(worker, NOT_IN_CLUSTER) if found is None else found
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from dynctl.health.deployment import RegisteredWorker
 from dynctl.health.facts import Unread
-from dynctl.verify.policy import GraphPolicy
+from dynctl.verify.graph_policy import GraphPolicy
 from dynctl.wire.kubernetes.objects import Endpoint, Node, Pod
 from dynctl.wire.kubernetes.worker_metadata import WorkerMetadata
 from router_core import Role

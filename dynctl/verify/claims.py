@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from dynctl.health.deployment import Deployment, RegisteredWorker
-from dynctl.verify.facts import PodKey
+from dynctl.verify.cluster_facts import PodKey
 from dynctl.wire.kubernetes.names import DYNAMO_NAMESPACE_LABEL, WORKER_HASH_LABEL
 from dynctl.wire.kubernetes.objects import Pod
 from dynctl.wire.kubernetes.worker_metadata import WorkerMetadata

@@ -24,9 +24,9 @@ from dynctl.manifests.lint.policy import immutable_changes
 from dynctl.manifests.lint.run import lint
 from dynctl.verify.checks.access import ACCESS_CHECKS
 from dynctl.verify.checks.nodes import NODE_CHECKS
-from dynctl.verify.facts import VerifyFacts
+from dynctl.verify.cluster_facts import VerifyFacts
+from dynctl.verify.graph_policy import policy_of
 from dynctl.verify.join import JoinedFacts, VerifiedGraph, join
-from dynctl.verify.policy import policy_of
 
 SECTION: Final = "against the cluster"
 _FROM_VERIFY: Final = frozenset(

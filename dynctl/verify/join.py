@@ -26,9 +26,9 @@ from dynctl.manifests.graphs import (
 )
 from dynctl.verify.chain import ChainLink, DomainChain, LinkName, WorkerChain
 from dynctl.verify.claims import AddressClaims, CardKey, MetadataClaims, card_key
-from dynctl.verify.facts import ClusterFacts, Listing, PodKey, RouterView, T, VerifyFacts
+from dynctl.verify.cluster_facts import ClusterFacts, Listing, PodKey, RouterView, T, VerifyFacts
+from dynctl.verify.graph_policy import GraphPolicy, policy_of, policy_of_pods
 from dynctl.verify.pod_spec import is_encoder, is_follower, replica_of, why_not_in_kubernetes
-from dynctl.verify.policy import GraphPolicy, policy_of, policy_of_pods
 from dynctl.wire.kubernetes.names import (
     COMPONENT_LABEL,
     COMPONENT_TYPE_LABEL,

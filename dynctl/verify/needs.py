@@ -11,7 +11,7 @@ from typing import Final
 from dynctl.findings.runner import Found, Skipped, found
 from dynctl.health.facts import Unread
 from dynctl.verify.chain import WorkerChain
-from dynctl.verify.facts import ClusterFacts, PodKey
+from dynctl.verify.cluster_facts import ClusterFacts, PodKey
 from dynctl.verify.join import JoinedFacts
 from dynctl.verify.wording import restart_fix
 from dynctl.wire.kubernetes.objects import Pod

@@ -9,7 +9,7 @@ import re
 from typing import Final
 
 from dynctl.verify.chain import WorkerChain
-from dynctl.verify.facts import ClusterFacts
+from dynctl.verify.cluster_facts import ClusterFacts
 from dynctl.verify.join import VerifiedGraph
 from dynctl.verify.needs import pod_of
 from dynctl.verify.wording import age, excerpt

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from dynctl.verify.policy import GraphPolicy
+from dynctl.verify.graph_policy import GraphPolicy
 from dynctl.wire.kubernetes.names import (
     CLUSTER_TOPOLOGY_ANNOTATION,
     COMPONENT_LABEL,

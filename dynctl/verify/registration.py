@@ -15,7 +15,7 @@ from dynctl.base.json_fields import mapping
 from dynctl.findings.runner import Found, Outcome, Skipped
 from dynctl.health.facts import Unread
 from dynctl.verify.chain import WorkerChain
-from dynctl.verify.facts import ClusterFacts, PodKey, StartLog
+from dynctl.verify.cluster_facts import ClusterFacts, PodKey, StartLog
 from dynctl.verify.join import JoinedFacts
 from dynctl.verify.needs import NO_CLUSTER, in_cluster, pod_of
 from dynctl.verify.pod_spec import KUBERNETES, backend_of, why_not_in_kubernetes

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dynctl.health.facts import Unread
 from dynctl.verify.chain import ChainLink, LinkName, WorkerChain
-from dynctl.verify.facts import StartLog
+from dynctl.verify.cluster_facts import StartLog
+from dynctl.verify.graph_policy import GraphPolicy
 from dynctl.verify.join import JoinedFacts
 from dynctl.verify.needs import key_of, pod_of
 from dynctl.verify.pod_spec import (
@@ -20,7 +21,6 @@ from dynctl.verify.pod_spec import (
     is_untouched,
     shows_domain,
 )
-from dynctl.verify.policy import GraphPolicy
 from dynctl.wire.kubernetes.objects import Pod
 
 

@@ -29,7 +29,7 @@ from dynctl.sources.demo.live import LiveDemo
 from dynctl.sources.domains import DomainBoard
 from dynctl.sources.query import RouteQuery
 from dynctl.top.app import TopApp
-from dynctl.verify.run import VerifyOptions, verify_report
+from dynctl.verify.verification import VerifyOptions, run_verify
 from tests.docs.pages import DOCS
 from tests.docs.recording import recording
 from tests.kube.actors import living
@@ -60,7 +60,7 @@ def topology_verify() -> str:
         sim.settle()
         kubeconfig = sim.viewer_kubeconfig(Path(directory, "kubeconfig"))
         everything = VerifyOptions(exec="all", logs="all")
-        report = verify_report(GlobalOptions(kubeconfig=kubeconfig), everything)
+        report = run_verify(GlobalOptions(kubeconfig=kubeconfig), everything)
     screen = draw(report, Canvas(_WIDTH, color=True))
     plain = Text.from_ansi(screen).plain.splitlines()
     lines = screen.splitlines()

@@ -18,9 +18,9 @@ from dynctl.screens.canvas import Canvas
 from dynctl.screens.render import draw
 from dynctl.verify.chain import LINKS, ChainLink, DomainChain, WorkerChain
 from dynctl.verify.chain_rows import custody_rows
-from dynctl.verify.facts import VerifyFacts
+from dynctl.verify.cluster_facts import VerifyFacts
+from dynctl.verify.graph_policy import GraphPolicy
 from dynctl.verify.join import JoinedFacts, VerifiedGraph
-from dynctl.verify.policy import GraphPolicy
 from dynctl.wire.kubernetes.objects import Pod
 from router_core import Role
 

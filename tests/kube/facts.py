@@ -14,7 +14,7 @@ from dynctl.health.facts import Unread
 from dynctl.manifests.files import Manifest
 from dynctl.manifests.graphs import TOPOLOGY_KINDS
 from dynctl.manifests.transfer_policy import FIELDS
-from dynctl.verify.facts import (
+from dynctl.verify.cluster_facts import (
     Account,
     ClusterFacts,
     GraphSchema,

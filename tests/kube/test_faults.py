@@ -14,7 +14,7 @@ import pytest
 from dynctl.base.options import GlobalOptions
 from dynctl.documents.verify import VerifyReport
 from dynctl.findings.report import State
-from dynctl.verify.run import VerifyOptions, verify_report
+from dynctl.verify.verification import VerifyOptions, run_verify
 from tests.kube.actors import Simulation, living
 from tests.kube.faults import FAULTS, Fault, fault_of, injected
 
@@ -44,7 +44,7 @@ EVERYTHING = VerifyOptions(exec="all", logs="all")
 def report_on(sim: Simulation, tmp_path: Path) -> VerifyReport:
     """Through the API server, with the rights of a viewer, every pod read."""
     kubeconfig = sim.viewer_kubeconfig(tmp_path / "kubeconfig")
-    return verify_report(GlobalOptions(kubeconfig=kubeconfig), EVERYTHING)
+    return run_verify(GlobalOptions(kubeconfig=kubeconfig), EVERYTHING)
 
 
 def reported(report: VerifyReport) -> set[str]:
@@ -91,7 +91,7 @@ def test_by_default_no_worker_of_six_is_left_out(
     if kind == "file-differs":
         zone.write_text("us-east-1c")
     try:
-        report = verify_report(GlobalOptions(kubeconfig=kubeconfig), VerifyOptions())
+        report = run_verify(GlobalOptions(kubeconfig=kubeconfig), VerifyOptions())
     finally:
         stray.unlink(missing_ok=True)
         zone.unlink(missing_ok=True)
@@ -105,7 +105,7 @@ def test_orphaned_metadata_is_found_beside_a_named_graph(tmp_path: Path) -> None
     with injected(fault_of(FAULTS, "metadata-of-no-pod")) as sim:
         kubeconfig = sim.viewer_kubeconfig(tmp_path / "kubeconfig")
         options = GlobalOptions(kubeconfig=kubeconfig)
-        report = verify_report(options, VerifyOptions(graphs=("my-llm",)))
+        report = run_verify(options, VerifyOptions(graphs=("my-llm",)))
 
     assert reported(report) == {"DYT0709"}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dynctl.base.options import GlobalOptions
-from dynctl.verify.run import VerifyOptions, verify_report
+from dynctl.verify.verification import VerifyOptions, run_verify
 from tests.kube import crds, deployment
 from tests.kube.api_server import ApiServer
 from tests.kube.api_server.streams import Ran
@@ -44,7 +44,7 @@ def requests(server: ApiServer, tmp_path: Path, wanted: VerifyOptions) -> Counte
     """Requests by what they are about; names of pods are left out."""
     kubeconfig = server.kubeconfig(tmp_path / "kubeconfig", namespace="prod")
     server.requests.clear()
-    report = verify_report(GlobalOptions(kubeconfig=kubeconfig), wanted)
+    report = run_verify(GlobalOptions(kubeconfig=kubeconfig), wanted)
     assert report.summary.failed == 0
     assert len(report.chain) == WORKERS
     return Counter(re.sub(r"/pods/[^/]+/", "/pods/NAME/", one.path) for one in server.requests)

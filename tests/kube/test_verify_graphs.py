@@ -12,7 +12,7 @@ import pytest
 
 from dynctl.adapters.kubernetes.cluster import open_cluster
 from dynctl.adapters.ports import Cluster
-from dynctl.verify.checks.run import verify
+from dynctl.verify.checks.all import verify
 from dynctl.verify.gather.cluster import Wanted, gather
 from tests.kube import crds, deployment, objects
 from tests.kube.actors import Simulation, living

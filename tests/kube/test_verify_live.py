@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dynctl.base.terminal import say
-from dynctl.verify import run as verify_run
+from dynctl.verify import verification
 from tests.kube import deployment, objects
 from tests.kube.actors import Simulation, living, simulation
 from tests.kube.actors.frontend_view import View
@@ -28,7 +28,7 @@ CHATS = 'chats "dynctl topology probe N" of one token each to Qwen/Qwen3-0.6B at
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks again after a moment, so that no test waits for long."""
-    monkeypatch.setattr(verify_run, "AGAIN_S", 0.1)
+    monkeypatch.setattr(verification, "AGAIN_S", 0.1)
 
 
 def named(sim: Simulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +61,7 @@ class Meanwhile:
             except BaseException as problem:
                 self.problem = problem
 
-        monkeypatch.setattr(verify_run, "advise", talk)
+        monkeypatch.setattr(verification, "advise", talk)
         self._thread = threading.Thread(target=act)
 
     def __enter__(self) -> None:

@@ -177,11 +177,11 @@ def _check(options: GlobalOptions) -> Any:
 
 
 def _verify(options: GlobalOptions, *, kubernetes: bool) -> Any:
-    from dynctl.verify.run import VerifyOptions, verify_report
+    from dynctl.verify.verification import VerifyOptions, run_verify
 
     if not kubernetes and not cluster_named(options):
         raise UsageProblem(_NO_CLUSTER)
-    return verify_report(options, VerifyOptions())
+    return run_verify(options, VerifyOptions())
 
 
 # -- the source ------------------------------------------------------------------------------------

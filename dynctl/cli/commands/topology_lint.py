@@ -71,7 +71,7 @@ def lint_files(
     if against is None:
         report = lint(manifests, suppressed)
     else:
-        from dynctl.verify.run import lint_with_cluster
+        from dynctl.verify.verification import lint_with_cluster
 
         report = lint_with_cluster(options, manifests, against, suppressed)
     emit(report, options)

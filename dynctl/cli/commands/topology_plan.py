@@ -111,7 +111,7 @@ class PlanOptions:
             return fleet_of_files(self.file or [], self.domain, self.values)
         if source == _CLUSTER:
             from dynctl.verify.fleet import fleet_of_cluster
-            from dynctl.verify.run import joined_cluster
+            from dynctl.verify.verification import joined_cluster
 
             return fleet_of_cluster(joined_cluster(options, tuple(self.dgd or ())), self.domain)
         if self.values:

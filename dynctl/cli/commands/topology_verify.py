@@ -93,7 +93,7 @@ def verify_topology(
     from dynctl.findings.pages import code_list
     from dynctl.screens.progress import progress
     from dynctl.screens.render import emit
-    from dynctl.verify.run import VerifyOptions, verify_report
+    from dynctl.verify.verification import VerifyOptions, run_verify
 
     if list_checks:
         emit(code_list("DYT"), options)
@@ -104,7 +104,7 @@ def verify_topology(
         return lint_files(options, file, fail_on, suppress)
     with progress(options) as bar:
         bar.pulse("reading the cluster" if wait is None else f"waiting for at most {wait:g} s")
-        report = verify_report(
+        report = run_verify(
             options,
             VerifyOptions(
                 graphs=tuple(dgd or ()),

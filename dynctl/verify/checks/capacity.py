@@ -29,10 +29,10 @@ from dynctl.manifests.lint.capacity import (
     without_prefill,
 )
 from dynctl.verify.chain import WorkerChain
-from dynctl.verify.facts import ProbeAnswer, RouterView
+from dynctl.verify.cluster_facts import ProbeAnswer, RouterView
+from dynctl.verify.graph_policy import GraphPolicy
 from dynctl.verify.join import JoinedFacts, VerifiedGraph
 from dynctl.verify.needs import has_policy, in_cluster
-from dynctl.verify.policy import GraphPolicy
 from dynctl.verify.registration import (
     Cards,
     all_workers,

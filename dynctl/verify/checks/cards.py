@@ -10,6 +10,7 @@ from dynctl.base.json_fields import mapping, sequence
 from dynctl.findings.runner import Check, Outcome, Skipped, found
 from dynctl.health.deployment import RegisteredWorker
 from dynctl.verify.chain import LinkName, WorkerChain
+from dynctl.verify.graph_policy import GraphPolicy
 from dynctl.verify.join import JoinedFacts
 from dynctl.verify.needs import (
     differing,
@@ -31,7 +32,6 @@ from dynctl.verify.pod_spec import (
     env_differences,
     is_weight,
 )
-from dynctl.verify.policy import GraphPolicy
 from dynctl.verify.registration import Cards, all_workers, cards_of, registrations_read
 from dynctl.verify.root_causes import wrong_pod_spec
 from dynctl.verify.wording import Tally, restart_fix, some

@@ -11,7 +11,7 @@ from dynctl.base.json_fields import mapping
 from dynctl.findings.runner import Check, Found, Outcome, Skipped, found, outcome
 from dynctl.health.facts import Unread
 from dynctl.verify.chain import WorkerChain
-from dynctl.verify.facts import ClusterFacts, StartLog
+from dynctl.verify.cluster_facts import ClusterFacts, StartLog
 from dynctl.verify.join import JoinedFacts, VerifiedGraph
 from dynctl.verify.needs import (
     about_log,

@@ -13,7 +13,7 @@ from dynctl.findings.runner import Check, Found, Outcome, Skipped, found, outcom
 from dynctl.health.facts import Unread
 from dynctl.manifests.lint import graph as lint_graph
 from dynctl.verify.chain import LinkName, WorkerChain
-from dynctl.verify.facts import MountFacts, TopologyFile
+from dynctl.verify.cluster_facts import MountFacts, TopologyFile
 from dynctl.verify.join import JoinedFacts
 from dynctl.verify.live_graphs import judged_live
 from dynctl.verify.needs import (

@@ -16,7 +16,7 @@ from dynctl.manifests.lint.facts import subject_of
 from dynctl.manifests.lint.levels import KNOWN_LEVELS, misordered
 from dynctl.manifests.lint.levels import LEVEL_CHECKS as LINT_CHECKS
 from dynctl.manifests.pod_placement import may_run, tolerates
-from dynctl.verify.facts import ClusterFacts
+from dynctl.verify.cluster_facts import ClusterFacts
 from dynctl.verify.join import JoinedFacts, VerifiedGraph
 from dynctl.verify.live_graphs import judged_live, topologies_read, topology_names
 from dynctl.verify.needs import (

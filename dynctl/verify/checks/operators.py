@@ -16,7 +16,7 @@ from dynctl.findings.runner import Check, Found, Outcome, Skipped, found, outcom
 from dynctl.health.facts import Unread
 from dynctl.manifests.graphs import option
 from dynctl.verify.checks.access import rule
-from dynctl.verify.facts import Account
+from dynctl.verify.cluster_facts import Account
 from dynctl.verify.join import JoinedFacts
 from dynctl.verify.needs import cluster_of, has_cluster, has_policy
 from dynctl.verify.wording import many, some

@@ -11,7 +11,7 @@ from dynctl.findings.runner import Check, Outcome, Skipped, found, outcome
 from dynctl.health.facts import Unread
 from dynctl.manifests.lint import graph as lint_graph
 from dynctl.verify.chain import DomainChain, LinkName, WorkerChain
-from dynctl.verify.facts import ClusterFacts
+from dynctl.verify.cluster_facts import ClusterFacts
 from dynctl.verify.join import JoinedFacts, VerifiedGraph
 from dynctl.verify.live_graphs import judged_live
 from dynctl.verify.needs import (

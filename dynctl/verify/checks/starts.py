@@ -9,7 +9,7 @@ from dynctl.base.json_fields import mapping
 from dynctl.findings.runner import Check, Outcome, found
 from dynctl.health.facts import Unread
 from dynctl.verify.chain import LinkName, WorkerChain
-from dynctl.verify.facts import StartLog
+from dynctl.verify.cluster_facts import StartLog
 from dynctl.verify.join import JoinedFacts
 from dynctl.verify.needs import (
     about_pod,

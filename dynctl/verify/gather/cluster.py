@@ -17,7 +17,7 @@ from dynctl.base.json_fields import mapping, sequence, text
 from dynctl.health.facts import Unread
 from dynctl.manifests.files import Manifest
 from dynctl.manifests.graphs import GRAPH, GRAPH_GROUP, GRAPHS, GRAPHS_RESOURCE, TOPOLOGY_KINDS
-from dynctl.verify.facts import (
+from dynctl.verify.cluster_facts import (
     ClusterFacts,
     GraphSchema,
     Listing,

@@ -13,7 +13,7 @@ from dynctl.base.errors import Unreachable
 from dynctl.base.json_fields import mapping, sequence, text
 from dynctl.health.facts import Unread
 from dynctl.manifests.graphs import GRAPH, GRAPH_GROUP, GRAPH_VERSIONS, GRAPHS, GRAPHS_RESOURCE
-from dynctl.verify.facts import ClusterFacts, VerifyFacts
+from dynctl.verify.cluster_facts import ClusterFacts, VerifyFacts
 from dynctl.wire.kubernetes.names import GRAPH_LABEL
 
 _MOST_NAMED: Final = 20

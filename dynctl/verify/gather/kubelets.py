@@ -14,7 +14,7 @@ from dynctl.adapters.ports import Cluster, ClusterRefusal
 from dynctl.base.errors import DynctlError, TimedOut, Unreachable
 from dynctl.health.facts import Unread
 from dynctl.verify.chain import WorkerChain
-from dynctl.verify.facts import PodKey
+from dynctl.verify.cluster_facts import PodKey
 from dynctl.verify.gather.permissions import unread
 from dynctl.verify.wording import some
 

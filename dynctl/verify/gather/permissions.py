@@ -8,7 +8,7 @@ from typing import Final
 from dynctl.adapters.ports import AccessReview, Cluster, ClusterRefusal
 from dynctl.health.facts import Unread
 from dynctl.manifests.graphs import GRAPH_GROUP, GRAPHS, WORKER_TYPES
-from dynctl.verify.facts import Account, ClusterFacts
+from dynctl.verify.cluster_facts import Account, ClusterFacts
 from dynctl.wire.kubernetes.forbidden import lacking
 from dynctl.wire.kubernetes.names import COMPONENT_TYPE_LABEL
 from dynctl.wire.kubernetes.worker_metadata import PLURAL

@@ -19,7 +19,7 @@ from dynctl.base.errors import Unreachable, file_problem
 from dynctl.base.files import read_file
 from dynctl.health.facts import Unread
 from dynctl.verify.chain import LinkName, WorkerChain
-from dynctl.verify.facts import MountFacts, StartLog, TopologyFile
+from dynctl.verify.cluster_facts import MountFacts, StartLog, TopologyFile
 from dynctl.verify.join import JoinedFacts
 from dynctl.verify.pod_spec import why_not_running
 from dynctl.wire.dynamo.worker_log import StartLines, read_start_log

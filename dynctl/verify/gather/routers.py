@@ -19,7 +19,7 @@ from dynctl.health.facts import Unread
 from dynctl.sources.dynamo.frontend import DynamoFrontend
 from dynctl.sources.dynamo.frontend_pods import MOST_FRONTENDS, Reach, Reached, reached
 from dynctl.sources.dynamo.frontends import with_name
-from dynctl.verify.facts import ProbeAnswer, RouterView
+from dynctl.verify.cluster_facts import ProbeAnswer, RouterView
 from dynctl.verify.gather.kubelets import why_silent
 from dynctl.verify.gather.permissions import unread
 from dynctl.verify.join import JoinedFacts

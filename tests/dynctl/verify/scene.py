@@ -17,7 +17,7 @@ from dynctl.verify.checks.discovery import DISCOVERY_CHECKS
 from dynctl.verify.checks.files import FILE_CHECKS
 from dynctl.verify.checks.pods import POD_CHECKS
 from dynctl.verify.checks.starts import START_CHECKS
-from dynctl.verify.facts import (
+from dynctl.verify.cluster_facts import (
     Account,
     MountFacts,
     PodKey,

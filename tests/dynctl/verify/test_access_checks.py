@@ -10,7 +10,7 @@ from dynctl.adapters.ports import AccessReview
 from dynctl.findings.report import CheckResult, State
 from dynctl.health.facts import Unread
 from dynctl.verify.checks.access import ACCESS_CHECKS
-from dynctl.verify.facts import GraphSchema, VerifyFacts
+from dynctl.verify.cluster_facts import GraphSchema, VerifyFacts
 from dynctl.verify.join import JoinedFacts, join
 from tests.dynctl.verify.whole_cluster import (
     ACCESS,

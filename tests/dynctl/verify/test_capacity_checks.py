@@ -10,7 +10,7 @@ import pytest
 from dynctl.adapters.ports import AccessReview
 from dynctl.findings.report import CheckResult, State
 from dynctl.verify.checks.capacity import CAPACITY_CHECKS, NO_ROUTER
-from dynctl.verify.facts import ProbeAnswer, Registry, RouterView, VerifyFacts
+from dynctl.verify.cluster_facts import ProbeAnswer, Registry, RouterView, VerifyFacts
 from dynctl.verify.join import JoinedFacts, join
 from dynctl.wire.kubernetes.worker_metadata import instance_id
 from tests.dynctl.verify.scene import (

@@ -10,7 +10,7 @@ import pytest
 from dynctl.findings.report import CheckResult, State
 from dynctl.verify.checks.cards import CARD_CHECKS
 from dynctl.verify.checks.discovery import DISCOVERY_CHECKS
-from dynctl.verify.facts import Registry, VerifyFacts
+from dynctl.verify.cluster_facts import Registry, VerifyFacts
 from dynctl.verify.join import JoinedFacts, join
 from tests.dynctl.verify.scene import (
     DECODE,

@@ -12,9 +12,9 @@ from dynctl.documents.verify import LINK_NAMES, CellState, CustodyRow, VerifyRep
 from dynctl.findings.report import CheckResult, Finding, Report, Section, State, summarize
 from dynctl.verify.chain import LINKS, ChainLink, DomainChain, WorkerChain
 from dynctl.verify.chain_rows import custody_rows
-from dynctl.verify.facts import VerifyFacts
+from dynctl.verify.cluster_facts import VerifyFacts
+from dynctl.verify.graph_policy import GraphPolicy
 from dynctl.verify.join import JoinedFacts, VerifiedGraph
-from dynctl.verify.policy import GraphPolicy
 from dynctl.wire.kubernetes.objects import Pod
 from router_core import Role
 

@@ -11,8 +11,8 @@ import pytest
 
 from dynctl.documents.verify import CustodyRow, VerifyReport
 from dynctl.findings.report import CheckResult, State
-from dynctl.verify.checks.run import verify
-from dynctl.verify.facts import Registry
+from dynctl.verify.checks.all import verify
+from dynctl.verify.cluster_facts import Registry
 from tests.dynctl.verify.scene import DECODE, PREFILL, A, B
 from tests.kube import deployment
 from tests.kube.facts import facts_of, registry_of, router_views

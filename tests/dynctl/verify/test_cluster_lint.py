@@ -10,8 +10,8 @@ import pytest
 from dynctl.findings.report import CheckResult, Report, State
 from dynctl.health.facts import Unread
 from dynctl.manifests.files import Manifest
+from dynctl.verify.cluster_facts import VerifyFacts
 from dynctl.verify.cluster_lint import SECTION, lint_report
-from dynctl.verify.facts import VerifyFacts
 from tests.dynctl.verify.whole_cluster import Cluster
 
 

@@ -11,7 +11,7 @@ from dynctl.adapters.ports import AccessReview
 from dynctl.findings.report import CheckResult, State
 from dynctl.verify.chain import LinkName
 from dynctl.verify.checks.discovery import DISCOVERY_CHECKS
-from dynctl.verify.facts import Account, Registry, VerifyFacts
+from dynctl.verify.cluster_facts import Account, Registry, VerifyFacts
 from dynctl.verify.join import join
 from dynctl.wire.kubernetes.names import DISCOVERY_BACKEND_LABEL
 from dynctl.wire.kubernetes.worker_metadata import WorkerMetadata, instance_id

@@ -10,7 +10,7 @@ import pytest
 from dynctl.findings.report import CheckResult, State
 from dynctl.health.facts import Unread
 from dynctl.verify.checks.files import FILE_CHECKS
-from dynctl.verify.facts import MountFacts, TopologyFile, VerifyFacts
+from dynctl.verify.cluster_facts import MountFacts, TopologyFile, VerifyFacts
 from dynctl.verify.join import join
 from dynctl.wire.kubernetes.names import MOUNT_PATH, TOPOLOGY_VOLUME
 from dynctl.wire.kubernetes.objects import DownwardItem, LabelWrite, Mount, Volume

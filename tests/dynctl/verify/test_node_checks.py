@@ -9,7 +9,7 @@ import pytest
 from dynctl.findings.report import CheckResult, State
 from dynctl.manifests.lint.levels import LEVEL_CHECKS as LINT
 from dynctl.verify.checks.nodes import NODE_CHECKS
-from dynctl.verify.facts import VerifyFacts
+from dynctl.verify.cluster_facts import VerifyFacts
 from dynctl.verify.join import join
 from tests.dynctl.verify.whole_cluster import REFUSED, SERVED, Cluster, judged, skipped, wrong
 from tests.kube import objects

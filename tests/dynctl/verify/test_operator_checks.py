@@ -9,7 +9,7 @@ import pytest
 from dynctl.adapters.ports import AccessReview
 from dynctl.findings.report import CheckResult, State
 from dynctl.verify.checks.operators import OPERATOR_CHECKS, Scope, scope, version
-from dynctl.verify.facts import Account, VerifyFacts
+from dynctl.verify.cluster_facts import Account, VerifyFacts
 from dynctl.verify.join import join
 from dynctl.wire.kubernetes.objects import KubeDeployment
 from tests.dynctl.verify.whole_cluster import (

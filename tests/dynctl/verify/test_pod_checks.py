@@ -9,7 +9,7 @@ import pytest
 
 from dynctl.findings.report import CheckResult, State
 from dynctl.verify.checks.pods import POD_CHECKS
-from dynctl.verify.facts import VerifyFacts
+from dynctl.verify.cluster_facts import VerifyFacts
 from dynctl.verify.join import join
 from dynctl.wire.kubernetes.names import (
     CLUSTER_TOPOLOGY_ANNOTATION,

@@ -8,7 +8,7 @@ import pytest
 
 from dynctl.findings.report import CheckResult, State
 from dynctl.verify.checks.starts import START_CHECKS
-from dynctl.verify.facts import StartLog, VerifyFacts
+from dynctl.verify.cluster_facts import StartLog, VerifyFacts
 from dynctl.verify.join import join
 from dynctl.wire.kubernetes.objects import Termination
 from tests.dynctl.verify.scene import (

@@ -17,7 +17,7 @@ from dynctl.findings.report import CheckResult, State
 from dynctl.findings.runner import Check, run
 from dynctl.health.facts import Unread
 from dynctl.manifests.files import Manifest
-from dynctl.verify.facts import Account, ClusterFacts, GraphSchema, VerifyFacts
+from dynctl.verify.cluster_facts import Account, ClusterFacts, GraphSchema, VerifyFacts
 from dynctl.verify.join import JoinedFacts, join
 from dynctl.wire.kubernetes import objects as read
 from dynctl.wire.kubernetes.worker_metadata import worker_metadata

@@ -9,8 +9,8 @@ import pytest
 
 from dynctl.findings.report import CheckResult, State
 from dynctl.manifests.lint.run import LINT_SECTIONS
-from dynctl.verify.checks.policy import POLICY_CHECKS
-from dynctl.verify.facts import VerifyFacts
+from dynctl.verify.checks.graphs import LIVE_GRAPH_CHECKS
+from dynctl.verify.cluster_facts import VerifyFacts
 from dynctl.verify.join import join
 from dynctl.verify.live_graphs import LAST_APPLIED, last_applied, lint_facts
 from tests.dynctl.verify.whole_cluster import REFUSED, Cluster, judged, skipped, wrong
@@ -21,7 +21,7 @@ _, LINT = LINT_SECTIONS[0]
 
 
 def results(cluster: Cluster, **changes: Any) -> dict[str, CheckResult]:
-    return judged(POLICY_CHECKS, cluster.joined(**changes))
+    return judged(LIVE_GRAPH_CHECKS, cluster.joined(**changes))
 
 
 def found(cluster: Cluster, **changes: Any) -> dict[str, list[str]]:
@@ -55,14 +55,14 @@ def test_a_healthy_graph_passes(version: str, grove: bool):
 
 
 def test_every_rule_of_lint_is_judged_on_live_graphs():
-    codes = [check.code for check in POLICY_CHECKS]
+    codes = [check.code for check in LIVE_GRAPH_CHECKS]
     assert {check.code for check in LINT} <= set(codes)
     assert codes == sorted(set(codes))
 
 
 def test_unreadable_lists_skip_the_checks_with_the_reason():
     assert {skipped(one) for one in results(Cluster(), graphs=REFUSED).values()} == {(True, True)}
-    checks = judged(POLICY_CHECKS, join(VerifyFacts()))
+    checks = judged(LIVE_GRAPH_CHECKS, join(VerifyFacts()))
     assert {skipped(one) for one in checks.values()} == {(True, False)}
 
 

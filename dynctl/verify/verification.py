@@ -29,9 +29,9 @@ from dynctl.manifests.graphs import GRAPH
 from dynctl.settings.contexts.precedence import in_context
 from dynctl.sources.dynamo.frontend_pods import reach_of
 from dynctl.sources.named import frontends
-from dynctl.verify.checks.run import verify
+from dynctl.verify.checks.all import verify
+from dynctl.verify.cluster_facts import Registry, VerifyFacts
 from dynctl.verify.cluster_lint import lint_report
-from dynctl.verify.facts import Registry, VerifyFacts
 from dynctl.verify.gather.cluster import Wanted, gather
 from dynctl.verify.gather.pods import Sampling, read_mount
 from dynctl.verify.gather.routers import Routers, read_routers
@@ -63,7 +63,7 @@ class VerifyOptions:
     wait: float | None = None
 
 
-def verify_report(options: GlobalOptions, wanted: VerifyOptions) -> VerifyReport:
+def run_verify(options: GlobalOptions, wanted: VerifyOptions) -> VerifyReport:
     """Gather facts and run the checks; repeat for ``wait`` seconds while a check fails.
 
     Raises UsageProblem for invalid options, Unreachable if the cluster or registry is not readable.

@@ -295,6 +295,6 @@ _OWN: Final = (
     Check("DYT0114", _known_fields, _GRAPHS_EXIST),
     Check("DYT0120", _applied_policy_exists, _GRAPHS_EXIST),
 )
-POLICY_CHECKS: Final[tuple[Check[JoinedFacts], ...]] = tuple(
+LIVE_GRAPH_CHECKS: Final[tuple[Check[JoinedFacts], ...]] = tuple(
     check for _, check in sorted({**_LINT, **{own.code: own for own in _OWN}}.items())
 )

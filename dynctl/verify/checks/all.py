@@ -17,17 +17,17 @@ from dynctl.verify.checks.capacity import CAPACITY_CHECKS
 from dynctl.verify.checks.cards import CARD_CHECKS
 from dynctl.verify.checks.discovery import DISCOVERY_CHECKS
 from dynctl.verify.checks.files import FILE_CHECKS
+from dynctl.verify.checks.graphs import LIVE_GRAPH_CHECKS
 from dynctl.verify.checks.nodes import NODE_CHECKS
 from dynctl.verify.checks.operators import OPERATOR_CHECKS
 from dynctl.verify.checks.pods import POD_CHECKS
-from dynctl.verify.checks.policy import POLICY_CHECKS
 from dynctl.verify.checks.starts import START_CHECKS
-from dynctl.verify.facts import VerifyFacts
+from dynctl.verify.cluster_facts import VerifyFacts
 from dynctl.verify.join import JoinedFacts, join
 
 VERIFY_SECTIONS: Final[Sequence[tuple[str, Sequence[Check[JoinedFacts]]]]] = (
     (SECTIONS["DYT00"], ACCESS_CHECKS),
-    (SECTIONS["DYT01"], POLICY_CHECKS),
+    (SECTIONS["DYT01"], LIVE_GRAPH_CHECKS),
     (SECTIONS["DYT02"], NODE_CHECKS),
     (SECTIONS["DYT03"], OPERATOR_CHECKS),
     (SECTIONS["DYT04"], POD_CHECKS),
