@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from dynctl.documents.verify import CellState
 from dynctl.health.deployment import RegisteredWorker
 from dynctl.health.facts import Unread
 from dynctl.verify.graph_policy import GraphPolicy
@@ -56,17 +57,30 @@ class ChainLink:
 
 
 @dataclass(frozen=True, slots=True)
-class Break:
-    """A link that differs from the one before it.
+class ComparedLink:
+    """A link compared with the links before it.
 
-    ``before``: the nearest earlier known link; None for the node. ``expected``: its value; None
-    for a node without the label.
+    ``before``: the nearest earlier known link; None for the node. ``expected``: the value of that
+    link. ``state``: against the nearest known link that has a value.
     """
 
     link: LinkName
-    value: str | None
-    before: LinkName | None
-    expected: str | None
+    state: CellState
+    value: str | None = None
+    before: LinkName | None = None
+    expected: str | None = None
+
+    @property
+    def is_break(self) -> bool:
+        """Whether the chain breaks here, so that a check reports this link.
+
+        A link behind one without a value may differ and is no break: the fault is before it.
+        """
+        if self.state is CellState.DIFFERS:
+            return self.expected is not None
+        return self.state is CellState.MISSING and (
+            self.before is not None or self.link is LinkName.NODE
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,28 +93,28 @@ class DomainChain:
     def __getitem__(self, name: LinkName) -> ChainLink:
         return self.links[name]
 
-    def breaks(self) -> Iterator[Break]:
-        """Every link that differs from its nearest known predecessor.
-
-        Links behind a predecessor without a value are not breaks: the fault is there.
-        """
+    def compared(self) -> Iterator[ComparedLink]:
+        """Every link, in order."""
         before: LinkName | None = None
-        for name in LINKS:
-            link = self.links[name]
+        expected: str | None = None
+        carried: str | None = None  # of the nearest known link that has a value
+        for name, link in self.links.items():
             if not link.known:
+                yield ComparedLink(name, CellState.UNKNOWN)
                 continue
-            if before is None:
-                if link.value is None and name is LinkName.NODE:
-                    yield Break(name, None, None, None)
+            if link.value is None:
+                nothing = before is not None and expected is None
+                state = CellState.NONE if nothing else CellState.MISSING
             else:
-                expected = self.links[before].value
-                if expected is not None and link.value != expected:
-                    yield Break(name, link.value, before, expected)
-            before = name
+                same = carried in (None, link.value)
+                state = CellState.SAME if same else CellState.DIFFERS
+                carried = link.value
+            yield ComparedLink(name, state, link.value, before, expected)
+            before, expected = name, link.value
 
-    @property
-    def first_break(self) -> Break | None:
-        return next(self.breaks(), None)
+    def breaks(self) -> Iterator[ComparedLink]:
+        """The links at which the chain breaks: each is one fault."""
+        return (link for link in self.compared() if link.is_break)
 
 
 @dataclass(frozen=True, slots=True)

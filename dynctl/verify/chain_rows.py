@@ -7,12 +7,12 @@ a fault is not mistaken for a second fault.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from dynctl.documents.verify import LINK_NAMES, CellState, ChainCell, CustodyRow
 from dynctl.findings.report import Report
-from dynctl.verify.chain import DomainChain, WorkerChain
+from dynctl.verify.chain import WorkerChain
 from dynctl.verify.join import JoinedFacts
 
 _NODE: Final = "node"
@@ -39,7 +39,10 @@ def custody_rows(joined: JoinedFacts, report: Report) -> list[CustodyRow]:
 def _row(worker: WorkerChain, codes: Mapping[str, Sequence[str]]) -> CustodyRow:
     policy, chain = worker.policy, worker.chain
     if chain is not None:
-        cells = list(_cells(chain))
+        cells = [
+            ChainCell(compared.state, compared.value, chain[compared.link].unknown)
+            for compared in chain.compared()
+        ]
     else:
         why = "no KV transfer policy" if policy is None else "the label of its domain is unknown"
         cells = [ChainCell(CellState.UNKNOWN, why=why)] * len(LINK_NAMES)
@@ -62,24 +65,6 @@ def _row(worker: WorkerChain, codes: Mapping[str, Sequence[str]]) -> CustodyRow:
         first_break=first,
         codes=_codes(worker, node, first, codes),
     )
-
-
-def _cells(chain: DomainChain) -> Iterator[ChainCell]:
-    """The cells of a chain. A :class:`~dynctl.verify.chain.Break` is ``differs`` or ``missing``."""
-    before: str | None = None  # of the nearest known link, where `known`
-    known = False
-    carried: str | None = None  # of the nearest known link that has a value
-    for link in chain.links.values():
-        if not link.known:
-            yield ChainCell(CellState.UNKNOWN, why=link.unknown)
-            continue
-        if link.value is None:
-            yield ChainCell(CellState.NONE if known and before is None else CellState.MISSING)
-        else:
-            same = carried in (None, link.value)
-            yield ChainCell(CellState.SAME if same else CellState.DIFFERS, link.value)
-            carried = link.value
-        before, known = link.value, True
 
 
 def _codes(

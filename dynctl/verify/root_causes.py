@@ -1,7 +1,20 @@
 """The code of the earlier fault that explains why a worker lacks something later. Pure.
 
 A worker without its topology never becomes Ready and registers nothing. This is reported once, at
-the first fault: later checks skip the worker and name that code.
+the first fault: later checks skip the worker and name that code. In the order of the links:
+
+=====================  =================================================  ======================
+what it lacks          asked by                                           function
+=====================  =================================================  ======================
+topology, at its node  DYT04, DYT06: label, annotation, volume, file      held_up_by
+a right file or card   DYT05, DYT08: settings in its pod                  wrong_pod_spec
+its start              DYT05 to DYT07: held_up_by, or DYT0601             stuck_at_start
+its registration       DYT07 to DYT09: the start, slices, permissions     registration.not_serving,
+                                                                          registration_refused,
+                                                                          registration_gap
+=====================  =================================================  ======================
+
+Each returns a code, a list of codes, or an empty text: nothing known explains it.
 """
 
 from __future__ import annotations

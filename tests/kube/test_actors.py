@@ -41,7 +41,7 @@ def breaks(sim: Simulation) -> list[tuple[str, str]]:
         (worker.name, str(first.link))
         for worker in join(facts).workers
         for chain in worker.chains.values()
-        if (first := chain.first_break) is not None
+        if (first := next(chain.breaks(), None)) is not None
     ]
 
 
