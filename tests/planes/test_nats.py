@@ -56,5 +56,9 @@ def test_all_servers_are_gone_for_a_while(ours: OurFrontend, nats: list[NatsServ
             seen.update(ejected(ours))
             time.sleep(0.5)
     assert requests.statuses.keys() <= {200, 503}, requests.lost[-3:]
+    # The condition reports it; not a line for each request.
+    lines = [line for line in ours.process.lines() if "dynctl.decisions" in line]
+    assert "condition REQUEST_PLANE_LOST" in "".join(lines)
+    assert len(lines) < 80 < 2 * len(requests.lost)
     assert not [each for each in requests.lost if each.at > back + 2.5], requests.lost[-3:]
     assert not seen

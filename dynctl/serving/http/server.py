@@ -138,7 +138,12 @@ def administrate(core: ProcessCore, *, clients: bool) -> Administration:
         metrics,
         core.memory,
         core.audit,
-        DecisionLog(config.log_decisions, config.preset, tree_size=partial(_cached_blocks, core)),
+        DecisionLog(
+            config.log_decisions,
+            config.preset,
+            tree_size=partial(_cached_blocks, core),
+            outage=core.service.outage,
+        ),
     ]
     traffic: Callable[[], Traffic | None] = metrics.traffic if clients else _no_traffic
     return Administration(

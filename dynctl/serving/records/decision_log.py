@@ -22,6 +22,9 @@ from router_core import TERMS, Decision, RoutingPlan, RoutingRequest, WorkerWith
 LEVELS = ("off", "winner", "all")
 #: Lost requests written in one second; the others are counted in one line.
 REFUSALS_A_SECOND = 20
+#: While an outage loses all requests and is a condition: lines for one request in these seconds.
+OUTAGE_S = 10
+_OUTAGE_LINES = 2
 #: Below it an error is that of the request.
 _SERVER_ERROR: Final = 500
 
@@ -32,7 +35,8 @@ class DecisionLog(ServiceObserver):
     """Writes decisions to a logger.
 
     ``level``: ``off`` (only lost requests), ``winner``, or ``all`` (every candidate with its
-    terms). ``tree_size``: blocks of a rank in the index, for the 0.9 line.
+    terms). ``tree_size``: blocks of a rank in the index, for the 0.9 line. ``outage``: the code of
+    the condition in force that loses all requests, None without one.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class DecisionLog(ServiceObserver):
         *,
         tree_size: TreeSize | None = None,
         logger: logging.Logger | None = None,
+        outage: Callable[[], str | None] = lambda: None,
     ) -> None:
         if level not in LEVELS:
             raise ValueError(f"log_decisions: expected one of {', '.join(LEVELS)}, got {level!r}")
@@ -49,8 +54,12 @@ class DecisionLog(ServiceObserver):
         self._old = preset == "dynamo-0.9"
         self._tree_size = tree_size
         self._logger = logger or logging.getLogger("dynctl.decisions")
-        self._second = 0
+        self._outage = outage
+        #: Wall-clock time at which the present count of lost requests began and ends.
+        self._counting = (0, 0)
+        self._during: str | None = None
         self._refusals = 0
+        self._most = 0
 
     def on_hop(self, decision: Decision, request: RoutingRequest, record: RequestRecord) -> None:
         if self.level != "off":
@@ -111,16 +120,22 @@ class DecisionLog(ServiceObserver):
         self._logger.warning("%s: %s", what, decision.summary(), extra=extra)
 
     def _may_warn(self, at: float) -> bool:
-        """Whether one more lost request may be logged in this second."""
-        if int(at) != self._second:
-            skipped = self._refusals - REFUSALS_A_SECOND
+        """Whether one more line of a lost request may be logged now."""
+        begin, end = self._counting
+        if not begin <= at < end:
+            skipped = self._refusals - self._most
             if skipped > 0:
                 self._logger.warning(
-                    "%d more requests were refused or failed and not logged", skipped
-                )
-            self._second, self._refusals = int(at), 0
+                    "%d more requests were refused or failed and not logged%s",
+                    skipped, f"; condition {self._during}" if self._during else "",
+                )  # fmt: skip
+            self._during = self._outage()
+            seconds, self._most = 1, REFUSALS_A_SECOND
+            if self._during:
+                seconds, self._most = OUTAGE_S, _OUTAGE_LINES
+            self._counting, self._refusals = (int(at), int(at) + seconds), 0
         self._refusals += 1
-        return self._refusals <= REFUSALS_A_SECOND
+        return self._refusals <= self._most
 
 
 def end_line(decision_id: str, response: ClientResponse) -> str:

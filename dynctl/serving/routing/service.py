@@ -612,6 +612,11 @@ class RoutingService:
         """Report a condition; observers are notified when it is new or changed."""
         self._health.set_condition(code, subject, message)
 
+    def outage(self) -> str | None:
+        """The code of the condition that loses all requests now."""
+        lost = self.conditions.get(codes.REQUEST_PLANE_LOST, "NATS")
+        return None if lost is None else lost.code
+
     def clear_condition(self, code: str, subject: str) -> None:
         """End a condition; observers are notified if it was in force."""
         self._health.clear_condition(code, subject)

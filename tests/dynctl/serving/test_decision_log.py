@@ -216,6 +216,22 @@ def test_a_storm_of_refusals_is_counted_not_written(log):
     assert stream.getvalue().count("Refused:") == REFUSALS_A_SECOND + 1
 
 
+def test_an_outage_that_is_a_condition_is_not_written_for_each_request(log):
+    logger, stream = log
+    code = None
+    writer = DecisionLog("off", logger=logger, outage=lambda: code)
+    refusal = router().plan(request()).final
+    code = "REQUEST_PLANE_LOST"
+    for tenth in range(200):
+        writer.refusal(refusal, 100 + tenth / 10)
+    assert stream.getvalue().count("Refused:") == 4
+    assert "98 more requests were refused or failed and not logged; condition" in stream.getvalue()
+    code = None
+    writer.refusal(refusal, 120.0)
+    writer.refusal(refusal, 120.1)
+    assert stream.getvalue().count("Refused:") == 6
+
+
 def test_clients_cannot_forge_lines(log):
     logger, stream = log
     evil = "x\n2026-11-21T00:00:00Z  INFO dynctl: all is well"
