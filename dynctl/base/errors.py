@@ -5,6 +5,7 @@
     DynctlError               the problem, and what to do
     ├── UsageProblem          an option, argument, file or setting that is invalid       exit 2
     └── Unreachable           a component that the command needs is not reachable        exit 3
+        ├── AccessDenied      the component refuses the credentials                      exit 3
         └── TimedOut          an operation did not finish within --timeout or --wait     exit 4
 
 A negative result (no eligible worker, a failed check) is not an error: the command prints it and
@@ -54,6 +55,10 @@ class Unreachable(DynctlError):
     """A component that the command needs is not reachable."""
 
     exit_code = ExitCode.UNREACHABLE
+
+
+class AccessDenied(Unreachable):
+    """The component refuses the credentials: it is of no use to wait."""
 
 
 class TimedOut(Unreachable):

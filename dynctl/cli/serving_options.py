@@ -234,6 +234,18 @@ class ServingOptions:
     ] = "1GiB"
     index_memory: IndexMemory = "4GiB"
     drain_timeout: DrainTimeout = 30.0
+    start_timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--start-timeout",
+            metavar="DURATION",
+            parser=seconds(0.0),
+            help="End with exit code 3 where discovery is not reachable for this time. "
+            "[default: wait for it]",
+            rich_help_panel=LISTEN,
+        ),
+        Needs(dynamo=True),
+    ] = None
     system_port: Annotated[
         int | None,
         typer.Option(
@@ -375,6 +387,7 @@ def frontend_config(
         limits=Limits(drain_s=serving.drain_timeout, **limits_of(access)),
         health=health_of(access),
         replicas=replicas,
+        start_s=serving.start_timeout,
         system_port=None if serving.system_port == -1 else serving.system_port,
     )
 

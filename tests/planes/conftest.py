@@ -14,7 +14,7 @@ from tests.dynamo.ours import OurFrontend, our_frontend
 __all__ = ["dynamo_version"]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[EtcdServer]]:
     members = etcd_cluster(tmp_path_factory.mktemp("etcd"))
     try:
@@ -28,7 +28,7 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[EtcdServer]]
             member.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[NatsServer]]:
     servers = nats_cluster(tmp_path_factory.mktemp("nats"))
 
@@ -45,7 +45,7 @@ def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[NatsServer]]
         asyncio.run(end())
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def workers(etcd: list[EtcdServer], nats: list[NatsServer]) -> Iterator[DynamoFleet]:
     """Two mock workers of Dynamo with its NATS request plane, and its frontend."""
     with DynamoFleet(
@@ -61,7 +61,7 @@ def workers(etcd: list[EtcdServer], nats: list[NatsServer]) -> Iterator[DynamoFl
         yield fleet
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ours(workers: DynamoFleet, nats: list[NatsServer]) -> Iterator[OurFrontend]:
     servers = ",".join(f"nats://{server.address}" for server in nats)
     with our_frontend(workers, environment={"NATS_SERVER": servers}) as frontend:

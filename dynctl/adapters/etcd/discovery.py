@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from dynctl.adapters.etcd.address import EtcdAccess, EtcdEndpoint
 from dynctl.adapters.ports import Deleted, DiscoveryChange, DiscoveryEntry, Interrupted, Listed, Put
-from dynctl.base.errors import TimedOut, Unreachable
+from dynctl.base.errors import AccessDenied, TimedOut, Unreachable
 from dynctl.base.terminal import printable
 
 MAX_ENTRIES: Final = 100_000
@@ -271,8 +271,8 @@ def unreachable_error(access: EtcdAccess, failure: EtcdFailure) -> Unreachable:
     said = str(failure)
     hint = _HINT
     if any(word in said for word in _AUTH_WORDS):
-        hint = _AUTH_HINT
-    elif any(member.tls for member in access.endpoints):
+        return AccessDenied(f"etcd is not reachable at {said}", _AUTH_HINT)
+    if any(member.tls for member in access.endpoints):
         hint = f"{_HINT} {_TLS_HINT}"
     return Unreachable(f"etcd is not reachable at {said}", hint)
 

@@ -14,7 +14,7 @@ import uvloop
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from dynctl.base.errors import file_problem
+from dynctl.base.errors import AccessDenied, Unreachable, file_problem
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.http.admin import Admin
 from dynctl.serving.http.auth import guarded
@@ -37,6 +37,9 @@ from dynctl.serving.telemetry.log_format import configure_logging
 
 _log = logging.getLogger(__name__)
 
+#: The first and the longest pause between two attempts to start.
+_START_PAUSE_S: Final = 0.5
+_START_PAUSES_S: Final = 5.0
 #: Seconds for which the start waits for engines' caches to be read; an endpoint that does not
 #: answer must not keep a frontend from serving.
 FIRST_READ_S: Final = 5.0
@@ -291,12 +294,13 @@ def run(build: Callable[[], ServingProcess], config: FrontendConfig) -> int:
 
 async def serve(build: Callable[[], ServingProcess]) -> int:
     """As :func:`run`, on a running event loop."""
-    process = build()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    await process.start()
+    process = await _started(build, stop)
+    if process is None:
+        return 0
     settle_garbage_collector()
     try:
         process.log_start()
@@ -308,3 +312,37 @@ async def serve(build: Callable[[], ServingProcess]) -> int:
     finally:
         await process.close()
     return 0
+
+
+async def _started(
+    build: Callable[[], ServingProcess], stop: asyncio.Event
+) -> ServingProcess | None:
+    """The process once what it needs is reachable; None if it is stopped before.
+
+    Raises Unreachable after ``start_s`` of its configuration, AccessDenied at once.
+    """
+    loop = asyncio.get_running_loop()
+    began, pause, logged = loop.time(), _START_PAUSE_S, ""
+    while True:
+        process = build()
+        try:
+            await process.start()
+        except AccessDenied:
+            raise
+        except Unreachable as error:
+            limit = process.config.start_s
+            left = float("inf") if limit is None else limit - (loop.time() - began)
+            if left <= 0:
+                raise
+            if error.message != logged:
+                logged = error.message
+                until = "" if limit is None else f", for at most {limit:g} s"
+                _log.warning("the start waits%s: %s", until, error.message)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(pause, left)):
+                    await stop.wait()
+            if stop.is_set():
+                return None
+            pause = min(2 * pause, _START_PAUSES_S)
+        else:
+            return process

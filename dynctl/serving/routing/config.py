@@ -244,6 +244,7 @@ class FrontendConfig:
     system_host: str = "127.0.0.1"
     system_port: int | None = None
     announce: bool = False
+    start_s: float | None = None
     replicas: ReplicaConfig | None = None
     index_peers: tuple[str, ...] = ()
     select_service_port: int | None = None
