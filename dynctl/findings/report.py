@@ -131,3 +131,37 @@ class CodeList(msgspec.Struct, frozen=True):
     codes: list[CodePage]
     kind: str = "CodeList"
     schema: int = SCHEMA
+
+
+class ErrorCause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One likely cause of an error. ``ask``: commands that tell it from the others."""
+
+    cause: str
+    ask: str
+    fix: str
+
+
+class ClientError(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An error as clients see it.
+
+    ``by`` sends it, with one of the HTTP ``status``, with one of ``texts`` (``*`` is any value) or
+    of ``codes`` in its body. ``source``: how this is known. The most likely cause is the first.
+    """
+
+    by: str
+    status: list[int]
+    texts: list[str]
+    source: str
+    meaning: str
+    causes: list[ErrorCause]
+    codes: list[str] = []
+
+
+class Runbook(msgspec.Struct, frozen=True):
+    """What an error means that somebody saw. ``status``: the HTTP status in ``question``."""
+
+    question: str
+    status: int | None
+    errors: list[ClientError]
+    kind: str = "Runbook"
+    schema: int = SCHEMA

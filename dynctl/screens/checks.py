@@ -16,10 +16,12 @@ from dynctl.findings.catalogue import all_codes
 from dynctl.findings.report import (
     FLEET,
     CheckResult,
+    ClientError,
     CodeList,
     CodePage,
     Finding,
     Report,
+    Runbook,
     Section,
     State,
 )
@@ -196,6 +198,26 @@ def code_page(page: CodePage, canvas: Canvas) -> str:
     for label, text in page.texts:
         lines += canvas.paragraph(text, first=f"{label:<9} ", rest=" " * 10)
     return "".join(line + "\n" for line in lines)
+
+
+def runbook(result: Runbook, canvas: Canvas) -> str:
+    """What an error means: who sends it, its causes, and the commands that tell them apart."""
+    blocks = [_client_error(error, canvas) for error in result.errors]
+    return "\n".join("".join(line + "\n" for line in block) for block in blocks)
+
+
+def _client_error(error: ClientError, canvas: Canvas) -> Iterator[str]:
+    statuses = " or ".join(map(str, error.status))
+    texts = ", ".join(f'"{text}"' for text in error.texts)
+    yield f"{canvas.bold(statuses)}  from {error.by}" + (":" if texts else "")
+    if texts:
+        yield from canvas.paragraph(texts, first="     ", rest="     ")
+    yield from canvas.paragraph(error.meaning, first="means     ", rest=" " * 10)
+    for number, cause in enumerate(error.causes, 1):
+        yield from canvas.paragraph(cause.cause, first=f"  {number}  why  ", rest=" " * 10)
+        yield from canvas.paragraph(cause.ask, first="     ask  ", rest=" " * 10)
+        yield from canvas.paragraph(cause.fix, first="     fix  ", rest=" " * 10)
+    yield from canvas.paragraph(error.source, first="source    ", rest=" " * 10)
 
 
 def code_list(result: CodeList, canvas: Canvas) -> str:

@@ -49,7 +49,7 @@ from dynctl.documents.topology import (
 )
 from dynctl.documents.verify import VerifyReport, report_lines
 from dynctl.documents.workers import CordonChange, WorkerChange, WorkerDetail, WorkerList
-from dynctl.findings.report import CodeList, CodePage, Report, State
+from dynctl.findings.report import CodeList, CodePage, Report, Runbook, State
 from dynctl.screens import (
     audit,
     bundle,
@@ -329,6 +329,7 @@ _SCREENS: dict[type, Screen] = {
     Report: Screen(checks.check_report, _failing_codes, attrgetter("checks")),
     VerifyReport: Screen(verify.verify_report, _failing_codes, report_lines),
     CodePage: Screen(checks.code_page, lambda r: (r.code,)),
+    Runbook: Screen(checks.runbook, rows=attrgetter("errors")),
     CodeList: Screen(
         checks.code_list, lambda r: (page.code for page in r.codes), attrgetter("codes")
     ),
