@@ -55,16 +55,23 @@ def engine_names(tokens: list[int]) -> list[int]:
     return [value ^ 0x9E3779B97F4A7C15 for value in hash_prompt(tokens, _BLOCK).sequence]
 
 
+def fleet(router: Router, workers: int, *, kv_events: bool = True) -> Router:
+    """The router with its workers."""
+    card = ModelRuntimeConfig(
+        total_kv_blocks=workload.TOTAL_KV_BLOCKS,
+        max_num_batched_tokens=workload.MAX_BATCHED_TOKENS,
+    )
+    for number in range(workers):
+        worker = Worker(
+            number + 1, f"w{number}", workload.MODEL, runtime_config=card, kv_events=kv_events
+        )
+        assert router.apply(WorkerUpserted(worker), 0.0).ok
+    return router
+
+
 def build(workers: int, tokens: int) -> Router:
     """Our router with the workload's fleet, caches and load."""
-    router = Router(RouterConfig())
-    for number in range(workers):
-        card = ModelRuntimeConfig(
-            total_kv_blocks=workload.TOTAL_KV_BLOCKS,
-            max_num_batched_tokens=workload.MAX_BATCHED_TOKENS,
-        )
-        worker = Worker(number + 1, f"w{number}", workload.MODEL, runtime_config=card)
-        assert router.apply(WorkerUpserted(worker), 0.0).ok
+    router = fleet(Router(RouterConfig()), workers)
     for number, text in enumerate(workload.documents(tokens)):
         stored = BlocksStored(None, engine_names(text), local_hashes(text, _BLOCK))
         for holder in workload.holders(number, workers):
@@ -115,9 +122,8 @@ def teach(peer: Peer, workers: int, tokens: int) -> Publishers:
     """Build the peer's fleet, and see that it knows of every cache what ours knows."""
     publishers = Publishers(workers, tokens)
     silent = publishers.endpoints["-1"]
-    peer.ask(
-        "build", workers=workers, tokens=tokens, publishers=publishers.endpoints, silent=silent
-    )
+    endpoints = publishers.endpoints
+    peer.ask("register", workers=workers, tokens=tokens, publishers=endpoints, silent=silent)
     blocks = tokens // 2 // _BLOCK
     expected = {
         str(number): {str(holder + 1): blocks for holder in workload.holders(number, workers)}
@@ -173,13 +179,8 @@ def learned_rows(workers: int, tokens: int, name: str, inner: int) -> Iterator[R
     """A plan of routers that learned the documents by bookings."""
     (prompt,) = workload.prompts(tokens, 1, 7)
     for kind, settings, events in _LEARNING:
-        router = Router(RouterConfig().with_values(settings), learns=True)
-        for number in range(workers):
-            card = ModelRuntimeConfig(total_kv_blocks=workload.TOTAL_KV_BLOCKS)
-            worker = Worker(
-                number + 1, f"w{number}", workload.MODEL, runtime_config=card, kv_events=events
-            )
-            assert router.apply(WorkerUpserted(worker), 0.0).ok
+        learning = Router(RouterConfig().with_values(settings), learns=True)
+        router = fleet(learning, workers, kv_events=events)
         for number, text in enumerate(workload.documents(tokens)):
             known = hash_prompt(text, _BLOCK).sequence
             for holder in workload.holders(number, workers):
@@ -228,5 +229,5 @@ def measured(
 def rows(options: Options) -> Iterator[Row]:
     for workers, tokens, aim, most in SIZES:
         inner, turns = (2, 1) if options.smoke else (most, 9)
-        with peer_or_none(options, "peer_select.py") as peer:
+        with peer_or_none(options, "select") as peer:
             yield from measured(peer, workers, tokens, aim, inner, turns)

@@ -38,33 +38,17 @@ STREAMS, TOKENS, TURNS, WINDOW_S = 32, 32, 4, 4.0
 EVENTS = TOKENS + 1
 
 
-class Scripts(Prompts):
-    """Chats whose answer is in the prompt; every prompt begins with a number of its own."""
-
-    def __init__(self) -> None:
-        pieces: list[dict[str, object]] = [{"token_ids": [68 + n % 20]} for n in range(TOKENS)]
-        pieces.append({"token_ids": [], "finish_reason": "length"})
-        text = f"@@{json.dumps({'key': 0, 'chunks': pieces}, separators=(',', ':'))}@@"
-        body = json.dumps(
-            {
-                "model": "tiny",
-                "messages": [{"role": "user", "content": f"0000000000 {text}"}],
-                "stream": True,
-                "max_tokens": TOKENS,
-            }
-        ).encode()
-        head = (
-            "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\n"
-            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-        ).encode()
-        before, _, after = (head + body).partition(b"0000000000")
-        self._variants = [(before, after)] * 64
-        self._count = 0
+def script() -> Prompts:
+    """Chats whose answer is in the prompt."""
+    pieces: list[dict[str, object]] = [{"token_ids": [68 + n % 20]} for n in range(TOKENS)]
+    pieces.append({"token_ids": [], "finish_reason": "length"})
+    content = json.dumps({"key": 0, "chunks": pieces}, separators=(",", ":"))
+    return Prompts(texts=[f"@@{content}@@"], model="tiny")
 
 
 async def windows(sides: list[tuple[int, int]], turns: int, seconds: float) -> list[list[Measured]]:
     """``sides``: port and process id of each frontend."""
-    prompts = Scripts()
+    prompts = script()
     taken: list[list[Measured]] = [[] for _ in sides]
     for _ in range(turns):
         for measured, (port, pid) in zip(taken, sides, strict=True):

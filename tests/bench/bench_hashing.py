@@ -16,7 +16,7 @@ BLOCK = 16
 
 
 def rows(options: Options) -> Iterator[Row]:
-    with peer_or_none(options, "peer_dynamo.py") as peer:
+    with peer_or_none(options, "index") as peer:
         for tokens, inner in ((512, 400), (8192, 40), (65536, 5)):
             source = random.Random(tokens)
             prompt = [source.randrange(150_000) for _ in range(tokens)]

@@ -74,12 +74,12 @@ def built(degree: int, length: int, limit: int | None) -> dict[str, float]:
 
 def rows(options: Options) -> Iterator[Row]:
     limit = 1 if options.smoke else None
-    with peer_or_none(options, "peer_dynamo.py") as peer:
+    with peer_or_none(options, "index") as peer:
         yield from _matching(peer, SHAPES[0][0], options)
     for degree, length, aim in SHAPES[:1] if options.smoke else SHAPES:
         ours = in_own_process(built, degree, length, limit)
         theirs: dict[str, Any] = {}
-        with peer_or_none(options, "peer_dynamo.py") as peer:
+        with peer_or_none(options, "index") as peer:
             if peer is not None:
                 theirs = peer.ask("build", degree=degree, staggered=False, length=length)
                 theirs["block_bytes"] = theirs["bytes"] / theirs["entries"] * degree

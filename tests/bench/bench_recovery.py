@@ -13,7 +13,8 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import uvloop
@@ -47,28 +48,6 @@ class Ticks:
 
     def __init__(self) -> None:
         self.late: list[float] = []
-        self._transports: list[asyncio.BaseTransport] = []
-        self._sender: subprocess.Popen[bytes] | None = None
-
-    async def __aenter__(self) -> "Ticks":
-        loop = asyncio.get_running_loop()
-        pairs = [socket.socketpair() for _ in range(STREAMS)]
-        for ours, _ in pairs:
-            made = await loop.create_connection(lambda: _Stream(self.late), sock=ours)
-            self._transports.append(made[0])
-        fds = [theirs.fileno() for _, theirs in pairs]
-        argv = [sys.executable, _TICKER, str(TICK_S), *map(str, fds)]
-        self._sender = await asyncio.to_thread(subprocess.Popen, argv, pass_fds=fds)
-        for _, theirs in pairs:
-            theirs.close()
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        for transport in self._transports:
-            transport.close()
-        if self._sender is not None:
-            self._sender.kill()
-            await asyncio.to_thread(self._sender.wait)
 
     async def during(self, work: Callable[[], Awaitable[object]]) -> tuple[list[float], float]:
         """The lateness of every token, sorted, while ``work`` runs, and the seconds it took."""
@@ -79,6 +58,25 @@ class Ticks:
         took = time.perf_counter() - started
         await asyncio.sleep(0.01)
         return sorted(self.late), took
+
+
+@asynccontextmanager
+async def streams() -> AsyncIterator[Ticks]:
+    ticks, loop = Ticks(), asyncio.get_running_loop()
+    pairs = [socket.socketpair() for _ in range(STREAMS)]
+    for ours, _ in pairs:
+        await loop.create_connection(lambda: _Stream(ticks.late), sock=ours)
+    fds = [theirs.fileno() for _, theirs in pairs]
+    argv = [sys.executable, _TICKER, str(TICK_S), *map(str, fds)]
+    sender = await asyncio.to_thread(subprocess.Popen, argv, pass_fds=fds)
+    for _, theirs in pairs:
+        theirs.close()
+    try:
+        await asyncio.sleep(0.3)  # the sender starts
+        yield ticks
+    finally:
+        sender.kill()
+        await asyncio.to_thread(sender.wait)
 
 
 def p99(ordered: Sequence[float]) -> float:
@@ -127,8 +125,7 @@ async def run(entries_scale: float, quiet_s: float) -> list[Row]:
         while not service.router.index.is_free(slot):  # noqa: ASYNC110
             await asyncio.sleep(0)
 
-    async with Ticks() as ticks:
-        await asyncio.sleep(0.3)  # the sender starts
+    async with streams() as ticks:
         quiet, _ = await ticks.during(lambda: asyncio.sleep(quiet_s))
         busy, took = await ticks.during(recover)
         entries = service.router.index.entry_count

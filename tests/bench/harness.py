@@ -12,7 +12,6 @@ import multiprocessing
 import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -40,8 +39,6 @@ NAMES = (
     "turns",
     "startup",
     "top",
-    "traces",
-    "verify",
 )
 
 Better = Literal["lower", "higher"]
@@ -195,19 +192,6 @@ def in_own_process(function: Callable[..., T], *arguments: object) -> T:
         return pool.submit(function, *arguments).result()
 
 
-@contextmanager
-def program(*arguments: str, module: str = "") -> Iterator[subprocess.Popen[str]]:
-    """A running Python process whose standard output and input are pipes; ends with the block."""
-    argv = [sys.executable, *(("-m", module) if module else ()), *arguments]
-    with subprocess.Popen(
-        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.terminate()
-
-
 class Peer:
     """A peer in a process and an environment of its own: a JSON line in, a JSON line out."""
 
@@ -227,13 +211,13 @@ class Peer:
 
 
 @contextmanager
-def peer_or_none(options: Options, script: str) -> Iterator[Peer | None]:
-    """Dynamo's binding that runs ``script`` (beside this file), None where it is not installed."""
+def peer_or_none(options: Options, side: Literal["index", "select"]) -> Iterator[Peer | None]:
+    """One side of `peer_dynamo`, None where Dynamo's binding is not installed."""
     python = options.peers.get("ai-dynamo-runtime")
     if python is None:
         yield None
         return
-    argv = [python, str(Path(__file__).with_name(script))]
+    argv = [python, str(Path(__file__).with_name("peer_dynamo.py")), side]
     with subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

@@ -8,7 +8,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -24,25 +24,20 @@ _WORDS = (
 
 
 class Prompts:
-    """Requests of about ``tokens`` tokens (the demo's tokenizer); `next` is the bytes of one."""
+    """Streamed chats with one of ``texts`` after a number of their own; `next` is the bytes of a
+    request. Without texts: 64 of about ``tokens`` tokens (of the demo's tokenizer)."""
 
-    def __init__(self, tokens: int, path: str = "/v1/chat/completions") -> None:
+    def __init__(self, tokens: int = 0, texts: Sequence[str] = (), model: str = MODEL) -> None:
         source = random.Random(tokens)
         words = round((tokens - 12) / _TOKENS_A_WORD)
         self._variants = []
-        for _ in range(64):
-            text = " ".join(source.choice(_WORDS) for _ in range(words))
-            body = json.dumps(
-                {
-                    "model": MODEL,
-                    "messages": [{"role": "user", "content": f"{_MARK} {text}"}],
-                    "stream": True,
-                    "max_tokens": CHUNKS,
-                }
-            ).encode()
+        for text in texts or [" ".join(source.choices(_WORDS, k=words)) for _ in range(64)]:
+            message = {"role": "user", "content": f"{_MARK} {text}"}
+            chat = {"model": model, "messages": [message], "stream": True, "max_tokens": CHUNKS}
+            body = json.dumps(chat).encode()
             head = (
-                f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
-                f"content-length: {len(body)}\r\n\r\n"
+                "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+                f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
             ).encode()
             before, _, after = (head + body).partition(_MARK.encode())
             self._variants.append((before, after))
@@ -50,7 +45,7 @@ class Prompts:
 
     def next(self) -> bytes:
         self._count += 1
-        before, after = self._variants[self._count % 64]
+        before, after = self._variants[self._count % len(self._variants)]
         # The number is spread over all its digits, so that texts differ from the first token on.
         return b"%b%010d%b" % (before, self._count * 7_368_787 % 10_000_000_000, after)
 
