@@ -5,12 +5,15 @@ import itertools
 import logging
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from dynctl.cli import app
+from dynctl.cli.table import COMMANDS
 from dynctl.serving.telemetry.log_format import LOGGERS
 from tests.waiting import cores
 
@@ -124,3 +127,27 @@ def own_logging() -> Iterator[None]:
         one.handlers[:] = handlers
         one.propagate = propagate
         one.setLevel(level)
+
+
+_WORDS = frozenset(word for path in COMMANDS for word in path.split())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def commands_built_once() -> Iterator[None]:
+    """Use the commands of an earlier line with the same words again: Typer needs up to 40 ms to
+    build them. A page of help changes what its command shows, so it gets a command of its own.
+    """
+    built: dict[frozenset[str], Any] = {}
+    build = app.program
+
+    def program(arguments: Sequence[str] | None = None) -> Any:
+        if arguments is None or not {"--help", "-h"}.isdisjoint(arguments):
+            return build(arguments)
+        words = _WORDS.intersection(arguments)
+        if words not in built:
+            built[words] = build(arguments)
+        return built[words]
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(app, "program", program)
+        yield
