@@ -9,7 +9,7 @@ import pytest
 from tests.docs.worlds import Fleet, demo_fleet
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def fleet() -> Iterator[Fleet]:
     with demo_fleet() as found:
         yield found

@@ -24,6 +24,7 @@ from unittest import mock
 from dynctl.cli.app import run
 from tests.docs.comparing import Judge
 from tests.docs.pages import ROOT, Command, File, Scene, pages
+from tests.forks import Program, shell_command
 from tests.ports import free_port
 from tests.waiting import patience
 
@@ -59,7 +60,7 @@ class Session:
         self._after = after
         self._environment = dict(environment)
         self._ports: dict[str, str] = {}
-        self._running: list[tuple[subprocess.Popen[bytes], str]] = []
+        self._running: list[tuple[Program, str]] = []
         self._starting: list[str] = []
         self._log = directory / "background.log"
         self._environment["PATH"] = f"{_programs(directory)}{os.pathsep}{os.environ['PATH']}"
@@ -169,8 +170,8 @@ class Session:
                 path = "/health"
             self._starting.append(f"{scheme}://127.0.0.1:{port}{path}")
         with self._log.open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", *words],
+            process = Program(
+                words,
                 cwd=self._directory,
                 env=self.environ(),
                 stdin=subprocess.DEVNULL,
@@ -245,7 +246,7 @@ def _programs(directory: Path) -> Path:
     old = "".join(f" -o requirements{kind}.lock" for kind in ("", "-build", "-dev"))
     make = f"exec {shutil.which('make')} -o pyproject.toml{old}"
     programs = {
-        "dynctl": f"exec {shlex.quote(sys.executable)} -m dynctl",
+        "dynctl": f"exec {shell_command()}",
         "python3": f"exec {shlex.quote(sys.executable)}",
         "kubectl": f"KUBECONFIG=${ADMIN_KUBECONFIG} exec {shlex.quote(str(kubectl))}",
         "make": f"unset MAKEFLAGS; {make}",

@@ -32,6 +32,7 @@ from dynctl.simulation.demo.fleet import DemoFleet
 from tests.docs.pages import DOCS, ROOT, scenes
 from tests.docs.running import ADMIN_KUBECONFIG, Session, free_page_port
 from tests.dynctl.cli.test_check import CAPTURE, written
+from tests.forks import forked_demos
 from tests.kube.actors import Simulation, living
 from tests.kube.faults import FAULTS, fault_of, injected
 
@@ -56,7 +57,8 @@ def demo_fleet() -> Iterator[Fleet]:
 
         def fleet() -> DemoFleet:
             if not started:
-                started.append(stack.enter_context(DemoFleet(port=int(free_page_port()))))
+                with forked_demos():
+                    started.append(stack.enter_context(DemoFleet(port=int(free_page_port()))))
             return started[0]
 
         yield fleet
