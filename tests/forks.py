@@ -308,6 +308,8 @@ def _run(wanted: Mapping[str, Any], streams: Sequence[int]) -> int:
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout = os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    if "PYTHONUNBUFFERED" in os.environ:
+        sys.stdout.reconfigure(write_through=True)
     module, *arguments = wanted["words"]
     sys.argv[:] = [module, *arguments]
     code: Any = 0

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from dynctl.cli.table import COMMANDS
+from tests.forks import Program
 from tests.ports import free_port
 from tests.waiting import patience
 
@@ -64,12 +65,7 @@ def running(ports: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> 
             if words[1] == "serve":
                 with log.open("ab") as output:
                     processes.append(
-                        subprocess.Popen(
-                            [sys.executable, "-m", *words],
-                            stdout=output,
-                            stderr=output,
-                            env=environment(ports),
-                        )
+                        Program(words, stdout=output, stderr=output, env=environment(ports))
                     )
         assert len(processes) == 3
         deadline = time.monotonic() + patience(30)

@@ -6,7 +6,6 @@ import json
 import os
 import select
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,22 +14,18 @@ import httpx
 import pytest
 
 from dynctl.tokenization import DEMO_MODEL_DIR
+from tests.forks import Program
 from tests.waiting import patience, until_now
 
 PROMPT = "Explain how a router decides which worker should serve a request, and why that matters."
 TOKEN = "a-token-of-this-test"
 
 
-def start(*arguments: str, errors: Path) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
+def start(*arguments: str, errors: Path) -> tuple[Program, dict[str, Any]]:
     """A dynctl process, and the JSON line that it prints when it is ready."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("DYN_", "DYNCTL_"))}
     with errors.open("wb") as stderr:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "dynctl", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            env=clean,
-        )
+        process = Program(["dynctl", *arguments], stdout=subprocess.PIPE, stderr=stderr, env=clean)
     assert process.stdout is not None
     ready, _, _ = select.select([process.stdout], [], [], patience(60))
     line = process.stdout.readline() if ready else b""
@@ -329,8 +324,8 @@ def test_decisions_are_listed_filtered_and_explained_by_the_end_of_an_id(asks, f
 def test_decisions_tail_shows_those_that_are_made_while_it_runs(frontend: str, tmp_path: Path):
     body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 2}
     environment = {**os.environ, "DYNCTL_FRONTEND": frontend, "DYNCTL_TOKEN": TOKEN}
-    tail = subprocess.Popen(
-        [sys.executable, "-m", "dynctl", "decisions", "tail", "--tail", "0", "--limit", "2",
+    tail = Program(
+        ["dynctl", "decisions", "tail", "--tail", "0", "--limit", "2",
          "-o", "jsonl"],
         stdout=subprocess.PIPE, env=environment, text=True,
     )  # fmt: skip

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from dynctl.wire.dynamo.events import (
     encode_zmq_frames,
 )
 from router_core import BlocksStored
+from tests.forks import Program
 from tests.waiting import patience
 
 CAPTURE = Path(__file__).parents[2] / "captures" / "etcd-disagg-required.json"
@@ -145,10 +145,9 @@ def test_what_it_cannot_follow_is_a_usage_problem(dynctl, monkeypatch, line, err
     assert error in ran.err
 
 
-def started(store: Path, *more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "dynctl", "events", "tail", "--file-kv", str(store), *more]
-    return subprocess.Popen(
-        command,
+def started(store: Path, *more: str) -> Program:
+    return Program(
+        ["dynctl", "events", "tail", "--file-kv", str(store), *more],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -15,6 +15,7 @@ import pytest
 from dynctl.documents.workers import WorkerRow
 from dynctl.simulation.demo.fleet import DemoFleet
 from dynctl.sources.frontend.source import _instead_of
+from tests.forks import forked_demos
 from tests.ports import free_port
 
 #: Every option that names a place and no source of dynctl's, as typed; a context: see the tests.
@@ -92,7 +93,7 @@ def guard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Guard]:
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[DemoFleet]:
-    with DemoFleet(port=free_port()) as fleet:
+    with forked_demos(), DemoFleet(port=free_port()) as fleet:
         yield fleet
 
 

@@ -7,7 +7,6 @@ import json
 import os
 import select
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,21 +20,17 @@ from dynctl.documents.snapshot import DecisionReport
 from dynctl.sources.frontend.live import LiveFrontends
 from dynctl.sources.query import DecisionQuery
 from dynctl.top.history import History
+from tests.forks import Program
 from tests.ports import free_port
 from tests.waiting import patience
 
 
 @contextmanager
-def running(*arguments: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running(*arguments: str, log: Path) -> Iterator[Program]:
     """A process of dynctl."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("DYN_", "DYNCTL_"))}
     with log.open("ab") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "dynctl", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env=clean,
-        )
+        process = Program(["dynctl", *arguments], stdout=subprocess.PIPE, stderr=errors, env=clean)
     try:
         yield process
     finally:

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +24,7 @@ from dynctl.sources.thresholds.change import change_thresholds
 from dynctl.sources.thresholds.replicas import Replica as Replicated
 from router_core import ThresholdsSet
 from tests.dynctl.cli.threshold_fleets import A, B, DynamoStandIn, Replica, Replicas
+from tests.forks import Program
 from tests.kube import crds, deployment
 from tests.kube.api_server import ApiServer
 from tests.kube.objects.discovery import MODEL
@@ -473,10 +473,10 @@ WATCH = ("thresholds", "watch", "--rate", "0.1")
 
 
 @contextmanager
-def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+def started(*arguments: str) -> Iterator[Program]:
     """The command as a process, which does not outlive a test that fails."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "dynctl", *arguments],
+    with Program(
+        ["dynctl", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -489,13 +489,13 @@ def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def watching(process: subprocess.Popen[str]) -> str:
+def watching(process: Program) -> str:
     """Its first word on stderr: from then on changes are seen."""
     assert process.stderr is not None
     return process.stderr.readline()
 
 
-def next_event(process: subprocess.Popen[str]) -> dict[str, Any]:
+def next_event(process: Program) -> dict[str, Any]:
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line, process.stderr and process.stderr.read()

@@ -42,6 +42,7 @@ from dynctl.wire.dynamo.request_plane import (
 )
 from tests.dynctl.serving import costly_engine
 from tests.dynctl.serving.test_engine_http import EveryByte
+from tests.forks import Program
 from tests.waiting import patience
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -58,13 +59,8 @@ def cpu_seconds(pid: int) -> float:
 
 @contextmanager
 def running(*command: str) -> Iterator[tuple[str, int]]:
-    """A Python process: the first line of its output, and its id."""
-    process = subprocess.Popen(
-        [sys.executable, *command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+    """A module as a process: the first line of its output, and its id."""
+    process = Program(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None
     try:
         yield process.stdout.readline(), process.pid
@@ -121,10 +117,9 @@ ROWS = [("chat", kind) for kind in costly_engine.KINDS] + [
 @pytest.mark.parametrize(("api", "kind"), ROWS)
 async def test_others_do_not_wait_for_a_costly_stream(api: str, kind: str) -> None:
     path, body = APIS[api]
-    engine_file = str(Path(costly_engine.__file__))
-    with running(engine_file, kind) as (port, _):
+    with running(costly_engine.__name__, kind) as (port, _):
         worker = f"http://127.0.0.1:{int(port)},name=e0,model=demo"
-        frontend = ("-m", "dynctl", "serve", "frontend", "--http-port", "0", "--announce")
+        frontend = ("dynctl", "serve", "frontend", "--http-port", "0", "--announce")
         options = ("--worker", worker, "--model-path", str(DEMO_MODEL_DIR))
         with running(*frontend, *options) as (record, pid):
             url = json.loads(record)["url"]

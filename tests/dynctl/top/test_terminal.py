@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from dynctl.simulation.demo.fleet import DemoFleet
+from tests.forks import forked_demos
 from tests.waiting import patience, until_now
 
 TMUX = shutil.which("tmux")
@@ -106,7 +107,7 @@ def terminal(request: pytest.FixtureRequest) -> Iterator[Callable[..., Terminal]
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[DemoFleet]:
-    with DemoFleet() as running:
+    with forked_demos(), DemoFleet() as running:
         yield running
 
 

@@ -20,20 +20,21 @@ from dynctl.documents.demo import DemoEnd, DemoStep
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.demo import demo_end, demo_step
 from dynctl.simulation.demo.fleet import DemoError, DemoFleet, EnginePlan
+from tests.forks import Program
 from tests.waiting import patience
 
 TIMEOUT = 90.0
 
 
-def run(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dynctl", "demo", *arguments],
-        capture_output=True,
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    process = Program(
+        ["dynctl", "demo", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=TIMEOUT,
-        check=False,
-        **more,
     )
+    out, err = process.communicate(TIMEOUT)
+    return subprocess.CompletedProcess(process.args, process.wait(), out, err)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 
 from dynctl.simulation.demo.fleet import DemoFleet
+from tests.forks import forked_demos
 from tests.waiting import patience
 
 STREAMS = 64
@@ -45,7 +46,7 @@ def active(rows: dict[str, dict[str, Any]]) -> dict[str, list[int]]:
 
 
 async def test_killed_engines_cost_their_own_streams_at_most() -> None:
-    with DemoFleet() as fleet:
+    with forked_demos(), DemoFleet() as fleet:
         timeout = aiohttp.ClientTimeout(total=60)
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
