@@ -42,11 +42,17 @@ def pytest_xdist_auto_num_workers() -> int:
     return cores()
 
 
+# No search for garbage while modules and tests are made: they stay. It took a quarter of that time.
+gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """Leave 10,000 tests and all modules out of each later search for garbage: it took a tenth of
-    the time."""
+    """Leave 10,000 tests and all modules out of each later search for garbage, and search after
+    10,000 new objects, not after 700: it took a tenth of the time."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
+    gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

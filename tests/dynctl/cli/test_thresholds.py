@@ -492,7 +492,8 @@ def started(*arguments: str) -> Iterator[Program]:
 def watching(process: Program) -> str:
     """Its first word on stderr: from then on changes are seen."""
     assert process.stderr is not None
-    return process.stderr.readline()
+    first: str = process.stderr.readline()
+    return first
 
 
 def next_event(process: Program) -> dict[str, Any]:
