@@ -296,8 +296,8 @@ Report = FirstOutput | Block | Ended | Alive | Answered | Failed
 
 
 class Exchange(msgspec.Struct, frozen=True, omit_defaults=True):
-    """``POST .../exchange``: what happened since the last message, in order, and then the requests
-    that are placed, one after the other. It renews the lease.
+    """``POST /v1/frontends/exchange``: what happened since the last message, in order, and then the
+    requests that are placed, one after the other. It renews the lease.
 
     ``number`` counts the messages of a lease from 1: the reports of one that was received already
     change nothing.

@@ -118,7 +118,9 @@ class FrontendsApi:
         self._body_bytes = body_bytes
         self.lease_s = lease_s
         self._preset = preset
+        #: By their names, and by their leases.
         self._frontends: dict[str, Frontend] = {}
+        self._leases: dict[str, Frontend] = {}
         self._process = secrets.token_hex(4)
         self._versions = 0
         self._cards = b""
@@ -130,9 +132,8 @@ class FrontendsApi:
 
     def routes(self) -> list[web.RouteDef]:
         token, base = self._token, "/v1/frontends"
-        # aiohttp compares the path with one after the other: that of each request comes first.
         return [
-            web.post(base + "/{name}/exchange", guarded(self.exchange, token)),
+            web.post(base + "/exchange", guarded(self.exchange, token)),
             web.get(base, guarded(self.listed, token)),
             web.post(base + "/{name}/join", guarded(self.join, token)),
             web.post(base + "/{name}/fleet", guarded(self.fleet, token)),
@@ -174,9 +175,9 @@ class FrontendsApi:
             )
         if self._service.draining:
             self._selection.admit()
-        old = self._frontends.pop(name, None)
+        old = self._frontends.get(name)
         if old is not None:
-            self._end_bookings(old)
+            self._end_lease(old)
         if len(self._frontends) >= MAX_FRONTENDS:
             raise HttpError(
                 503,
@@ -187,7 +188,8 @@ class FrontendsApi:
             )
         now = self._service.clock()
         lease = secrets.token_hex(8)
-        self._frontends[name] = Frontend(name, lease, message.version[:32], now, now)
+        frontend = Frontend(name, lease, message.version[:32], now, now)
+        self._frontends[name] = self._leases[lease] = frontend
         _log.info("frontend %s joined (%d in all)", name, len(self))
         return json_response(Joined(lease, self.lease_s, self._fleet_cards(), version()))
 
@@ -199,8 +201,7 @@ class FrontendsApi:
     async def leave(self, http: web.Request) -> web.StreamResponse:
         """The frontend stops; its bookings end."""
         frontend = self._frontend(http, await self._message(http, Lease))
-        del self._frontends[frontend.name]
-        ended = self._end_bookings(frontend)
+        ended = self._end_lease(frontend)
         _log.info("frontend %s left", frontend.name)
         return json_response({"ended": ended})
 
@@ -212,8 +213,7 @@ class FrontendsApi:
             frontend for frontend in self._frontends.values() if frontend.seen_at < silent_since
         ]
         for frontend in gone:
-            del self._frontends[frontend.name]
-            ended = self._end_bookings(frontend)
+            ended = self._end_lease(frontend)
             _log.warning(
                 "frontend %s sent nothing for %g s: its %d bookings end",
                 frontend.name, self.lease_s, ended,
@@ -237,7 +237,7 @@ class FrontendsApi:
         """Take what happened to requests and engines, and place further requests, each in one step;
         those that would wait are not placed. Renews the lease."""
         message = await self._message(http, Exchange)
-        frontend = self._frontend(http, message)
+        frontend = self._renewed(self._leases.get(message.lease))
         if message.number > frontend.number:
             frontend.number = message.number
             for report in message.reports[:MAX_REPORTS]:
@@ -475,8 +475,10 @@ class FrontendsApi:
         booking.seen_at = self._service.clock()
         return booking
 
-    def _end_bookings(self, frontend: Frontend) -> int:
+    def _end_lease(self, frontend: Frontend) -> int:
+        """Forget a frontend; returns the number of its bookings, which end."""
         ended = 0
+        del self._frontends[frontend.name], self._leases[frontend.lease]
         for request_id in frontend.bookings:
             booking = self._selection.bookings.get(request_id)
             if booking is not None and booking.owner == frontend.name:
@@ -488,7 +490,11 @@ class FrontendsApi:
     def _frontend(self, http: web.Request, message: Any) -> Frontend:
         """The process that sent the message, and renews its lease; raises HttpError 410."""
         frontend = self._frontends.get(_name(http))
-        if frontend is None or frontend.lease != message.lease:
+        known = frontend is not None and frontend.lease == message.lease
+        return self._renewed(frontend if known else None)
+
+    def _renewed(self, frontend: Frontend | None) -> Frontend:
+        if frontend is None:
             raise HttpError(
                 410, "the lease of this frontend ended: join again", "gone", "lease_ended"
             )

@@ -72,7 +72,7 @@ TABLE = {
     ("POST", "/v1/frontends/{name}/fleet"): "operator",
     ("POST", "/v1/frontends/{name}/resume"): "operator",
     ("POST", "/v1/frontends/{name}/place"): "operator",
-    ("POST", "/v1/frontends/{name}/exchange"): "operator",
+    ("POST", "/v1/frontends/exchange"): "operator",
     ("POST", "/v1/frontends/{name}/decode"): "operator",
     ("POST", "/v1/frontends/{name}/explain"): "operator",
     ("POST", "/v1/frontends/{name}/leave"): "operator",

@@ -199,7 +199,7 @@ async def test_a_decision_for_a_frontend_process() -> None:
     """One message to a router process: a request to place, and the reports of the one before."""
     async with several(ENGINES, frontends=0) as found:
         router, client = found.router, found.client
-        base = f"{router.url}/v1/frontends/f"
+        base = f"{router.url}/v1/frontends"
         (worker, *_) = router.service.router.registry
 
         async def send(action: str, message: msgspec.Struct) -> Any:
@@ -208,7 +208,7 @@ async def test_a_decision_for_a_frontend_process() -> None:
                 assert answer.status == 200
                 return await answer.json()
 
-        lease = (await send("join", Join(PROTOCOL)))["lease"]
+        lease = (await send("f/join", Join(PROTOCOL)))["lease"]
         success = ClientResponse("complete", 200, "", 0.01, 0.05, 140, None, 32)
 
         async def exchange(number: int) -> None:

@@ -55,7 +55,7 @@ class Rig:
         self.leases: dict[str, str] = {}
 
     async def send(self, name: str, action: str, **message: Any) -> tuple[int, Any]:
-        url = f"/v1/frontends/{name}/{action}"
+        url = path_of(name, action)
         body = {"lease": self.leases.get(name, ""), **message}
         raw = msgspec.json.encode(body)
         headers = {"content-type": "application/json"}
@@ -105,6 +105,11 @@ async def rig(*workers: Any) -> AsyncIterator[Rig]:
         found = Rig(client, service)
         found.selection, found.api, found.clock = selection, api, clock
         yield found
+
+
+def path_of(name: str, action: str) -> str:
+    """The path of a message of a frontend."""
+    return f"/v1/frontends/{action if action == 'exchange' else f'{name}/{action}'}"
 
 
 def sent(**fields: Any) -> SentRequest:
@@ -604,7 +609,7 @@ async def test_an_invalid_request_is_named_and_books_nothing(changes, problem):
 @pytest.mark.parametrize("action", ["join", "place", "exchange", "decode", "resume", "leave"])
 async def test_a_message_that_is_none(action, body):
     async with rig() as router:
-        url = f"/v1/frontends/f/{action}"
+        url = path_of("f", action)
         headers = {"content-type": "application/json"}
         async with router.client.post(url, data=body, headers=headers) as answer:
             assert answer.status in (400, 410), await answer.text()
