@@ -36,7 +36,8 @@ from hyperframe.frame import GoAwayFrame
 
 from dynctl.base.acceptor import Acceptor
 from dynctl.base.tasks import end_tasks
-from dynctl.serving.http.connections import Certificate, network_of
+from dynctl.serving.http.connections import Certificate
+from dynctl.serving.http.seats import network_of
 from dynctl.serving.http.start import accept
 
 _log = logging.getLogger(__name__)

@@ -1,25 +1,16 @@
-"""The connections of one listener: their number, a share for each peer, and how long one may wait.
-
-A client that opens connections and sends nothing, or half a header, costs a descriptor each. Such
-connections are closed after ``header_s``; a peer has at most ``per_peer`` of them, and the
-listeners for clients leave descriptors for engines, files and the other listeners. A client that
-does not read its answer costs the answer's memory too; it is closed after ``unread_s``.
-"""
+"""The listeners of a process and their connections: open, TLS, closed at the end."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import ipaddress
 import logging
 import os
 import resource
 import socket
 import ssl
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -34,6 +25,7 @@ from dynctl.base.files import expect_regular
 from dynctl.base.tasks import end_tasks
 from dynctl.serving.http.bodies import PEER_SHARE
 from dynctl.serving.http.json_responses import error_response
+from dynctl.serving.http.seats import Occupant, Seat, Seats
 from dynctl.serving.http.start import accept
 from dynctl.serving.routing.config import Limits
 from dynctl.serving.routing.refusal import HttpError
@@ -48,10 +40,6 @@ vars(web_response)["SERVER_SOFTWARE"] = "dynctl"
 #: Connections of a listener for operators and health checks: few programs use it.
 FEW: Final = 64
 _BACKLOG: Final = 1024
-_SWEEP_S: Final = 0.5
-#: Seconds without a byte read after which a client with an unread answer may have to make room. One
-#: that is only slower than its engine has read some by then.
-_LAGS_S: Final = 1.0
 
 
 def descriptors() -> int:
@@ -69,39 +57,17 @@ def _finite(limit: int) -> int:
     return 1 << 20 if limit in (resource.RLIM_INFINITY, -1) else limit
 
 
-class Connections:
-    """The connections of one listener. Serves one application runner.
-
-    ``limit`` is the maximum of open connections and ``per_peer`` of one address's (0: ``limit``);
-    ``header_s`` seconds until a request's header is complete, from the connection or its first
-    byte on. ``unread_s`` seconds in which a client reads nothing of its answer. Above a maximum the
-    connection that waits longest for a request is closed, else the one whose client read nothing
-    for the longest time; without one the new connection gets 503.
-    """
+class Connections(Seats):
+    """The connections of one listener, each with its seat. Serves one application runner."""
 
     def __init__(
         self, limit: int, per_peer: int = 0, *, header_s: float = 10.0, unread_s: float = 60.0
     ) -> None:
-        self.limit = limit
-        self.per_peer = per_peer or limit
-        self._header_s = header_s
-        self._unread_s = unread_s
-        self._peers: Counter[str] = Counter()
-        #: Connections without a request, and since when; the oldest first.
-        self._waiting: dict[_Connection, float] = {}
-        #: Connections whose next header is not complete, and since when.
-        self._headers: dict[_Connection, float] = {}
-        #: Connections with an answer that the client did not read yet: its bytes that wait here,
-        #: and since when they are as many.
-        self._unread: dict[_Connection, tuple[int, float]] = {}
+        super().__init__(limit, per_peer, header_s=header_s, unread_s=unread_s)
         self._sweeper: asyncio.Task[None] | None = None
         self._acceptor: Acceptor | None = None
         #: Accepted connections that are not made yet: with TLS, until the handshake is done.
         self._handshakes: set[asyncio.Task[None]] = set()
-        self.open = 0
-        self.refused = 0
-        self.timed_out = 0
-        self.not_read = 0
 
     async def listen(
         self,
@@ -130,15 +96,15 @@ class Connections:
             task: asyncio.Task[None],
         ) -> web.BaseRequest:
             if isinstance(protocol, _Connection):
-                self._begun(protocol)
+                protocol.seat.begun()
             return make(message, payload, protocol, writer, task)
 
         manager.request_factory = begun
 
-        def connection() -> _Connection:
-            return _Connection(self, manager, loop=loop, **options)
+        def connection(seat: Seat) -> asyncio.Protocol:
+            return _Connection(seat, manager, loop=loop, **options)
 
-        self._sweeper = loop.create_task(self._sweep(), name="connections without a request")
+        self._sweeper = loop.create_task(self.sweep(), name="connections without a request")
         accept(listener, _BACKLOG)
         self._acceptor = Acceptor(listener, partial(self._take, connection, certificate))
 
@@ -149,76 +115,33 @@ class Connections:
         tasks = [self._sweeper, *self._handshakes]
         await end_tasks([task for task in tasks if task is not None])
 
-    @property
-    def lagging(self) -> int:
-        """Connections with an answer that goes on when the client has read more."""
-        return sum(connection.writing_paused for connection in self._unread)
-
-    # -- called by connections -------------------------------------------------------------
-
-    def admit(self, connection: _Connection) -> bool:
-        """Whether there is room; the longest waiting connection makes room for a new one."""
-        peer = connection.peer
-        if self._peers[peer] >= self.per_peer:
-            self._make_room(peer)
-        elif self.open >= self.limit:
-            self._make_room(None)
-        if self._peers[peer] >= self.per_peer or self.open >= self.limit:
-            self.refused += 1
-            return False
-        self._peers[peer] += 1
-        self.open += 1
-        self._waiting[connection] = self._headers[connection] = connection.now()
-        return True
-
-    def gone(self, connection: _Connection) -> None:
-        self._waiting.pop(connection, None)
-        self._headers.pop(connection, None)
-        self._unread.pop(connection, None)
-        self.open -= 1
-        self._peers[connection.peer] -= 1
-        if not self._peers[connection.peer]:
-            del self._peers[connection.peer]
-
-    def first_byte(self, connection: _Connection) -> None:
-        """The client sends a header."""
-        self._headers.setdefault(connection, connection.now())
-
-    def ended(self, connection: _Connection) -> None:
-        """A request ended; the connection waits for the next one."""
-        self._waiting[connection] = connection.now()
-
-    def waits(self, connection: _Connection) -> bool:
-        return connection in self._waiting
-
-    def wrote(self, connection: _Connection) -> None:
-        """Bytes were written; watch the connection until the client has read them."""
-        if connection not in self._unread and (size := connection.unread):
-            self._unread[connection] = size, connection.now()
-
     def _take(
         self,
-        make: Callable[[], _Connection],
+        make: Callable[[Seat], asyncio.Protocol],
         certificate: Certificate | None,
         accepted: socket.socket,
         address: Any,
     ) -> None:
-        """With TLS a connection has its place before its handshake, so that clients without one
-        take no place of others. (A server of asyncio does not show it before.)"""
-        loop, connection = asyncio.get_running_loop(), make()
-        context = None
+        """With TLS a connection has its seat before its handshake, so that clients without one
+        take no seat of others. (A server of asyncio does not show it before.)"""
+        loop = asyncio.get_running_loop()
+        seat, context = Seat(self, loop), None
         if certificate is not None:
             context = certificate.context
-            if not connection.enter(address):
+            if not seat.enter(address):
                 accepted.close()
                 return
-        task = loop.create_task(self._open(connection, accepted, context), name="new connection")
-        self._handshakes.add(task)
-        task.add_done_callback(self._handshakes.discard)
-        connection.handshake = task
+        opening = self._open(seat, make(seat), accepted, context)
+        seat.handshake = loop.create_task(opening, name="new connection")
+        self._handshakes.add(seat.handshake)
+        seat.handshake.add_done_callback(self._handshakes.discard)
 
     async def _open(
-        self, connection: _Connection, accepted: socket.socket, context: ssl.SSLContext | None
+        self,
+        seat: Seat,
+        connection: asyncio.Protocol,
+        accepted: socket.socket,
+        context: ssl.SSLContext | None,
     ) -> None:
         loop = asyncio.get_running_loop()
         try:
@@ -226,139 +149,65 @@ class Connections:
                 lambda: connection,
                 accepted,
                 ssl=context,
-                ssl_handshake_timeout=None if context is None else self._header_s,
+                ssl_handshake_timeout=None if context is None else self.header_s,
             )
         except (OSError, EOFError):
-            connection.leave()
+            seat.leave()
         except asyncio.CancelledError:
             accepted.close()
             raise
 
-    def _begun(self, connection: _Connection) -> None:
-        self._waiting.pop(connection, None)
-        self._headers.pop(connection, None)
 
-    def _make_room(self, peer: str | None) -> None:
-        for connection in self._waiting:
-            if peer is None or connection.peer == peer:
-                connection.leave()
-                return
-        before = asyncio.get_running_loop().time() - _LAGS_S
-        idle = [
-            (since, connection)
-            for connection, (_, since) in self._unread.items()
-            if since < before and (peer is None or connection.peer == peer)
-        ]
-        if idle:
-            self.not_read += 1
-            min(idle, key=itemgetter(0))[1].leave()
-
-    async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(min(_SWEEP_S, self._header_s / 2))
-            now = asyncio.get_running_loop().time()
-            before = now - self._header_s
-            late = [connection for connection, since in self._headers.items() if since < before]
-            for connection in late:
-                self.timed_out += 1
-                connection.leave()
-            self.close_unread(now)
-
-    def close_unread(self, now: float) -> None:
-        """Close the connections whose clients read nothing for ``unread_s``. Called often: a
-        client has read something if the bytes that wait have another number than before."""
-        for connection, (size, since) in tuple(self._unread.items()):
-            left = connection.unread
-            if not left:
-                del self._unread[connection]
-            elif left != size:  # it was read, or more was written, which is bounded
-                self._unread[connection] = left, now
-            elif since < now - self._unread_s:
-                self.not_read += 1
-                connection.leave()
+def seated(seat: Seat, transport: asyncio.BaseTransport, occupant: Occupant) -> bool:
+    """Whether a new connection has a seat; one without gets 503 and is closed."""
+    # uvloop's transports are of no class of asyncio.
+    stream = cast(asyncio.Transport, transport)
+    seat.occupant = occupant
+    if seat.admitted or seat.enter(transport.get_extra_info("peername")):
+        seat.wire = stream
+        return True
+    stream.write(_FULL)
+    stream.close()
+    return False
 
 
 class _Connection(web.RequestHandler):
-    """aiohttp's connection with a place among the connections of its listener."""
+    """aiohttp's connection with a seat among the connections of its listener."""
 
-    __slots__ = ("_admitted", "_place", "_wire", "handshake", "peer")
+    __slots__ = ("seat",)
 
-    def __init__(self, place: Connections, manager: web.Server, **options: Any) -> None:
+    def __init__(self, seat: Seat, manager: web.Server, **options: Any) -> None:
         super().__init__(manager, **options)
-        self._place = place
-        self._admitted = False
-        #: The transport until it is closed. That of aiohttp ends earlier.
-        self._wire: asyncio.Transport | None = None
-        self.handshake: asyncio.Task[None] | None = None
-        self.peer = ""
-
-    def now(self) -> float:
-        return self._loop.time()
-
-    @property
-    def unread(self) -> int:
-        """Bytes of answers that wait here for the client to read."""
-        return 0 if self._wire is None else self._wire.get_write_buffer_size()
-
-    def leave(self) -> None:
-        """Close at once, without an answer."""
-        if self._admitted:
-            self._admitted = False
-            self._place.gone(self)
-        if self.handshake is not None and self.handshake is not asyncio.current_task():
-            self.handshake.cancel()
-        self.force_close()
-        if self._wire is not None:
-            # A transport that is only closed keeps its descriptor until all is read.
-            self._wire.abort()
-
-    def enter(self, address: Any) -> bool:
-        """Take a place for a client of this address; whether there was one."""
-        self.peer = network_of(address)
-        self._admitted = self._place.admit(self)
-        return self._admitted
+        self.seat = seat
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are of no class of asyncio.
-        stream = cast(asyncio.Transport, transport)
-        if self._admitted or self.enter(transport.get_extra_info("peername")):
-            self._wire = stream
+        if seated(self.seat, transport, self):
             super().connection_made(transport)
-            return
-        stream.write(_FULL)
-        stream.close()
 
     def data_received(self, data: bytes) -> None:
-        if data and self._admitted and self._place.waits(self):
-            self._place.first_byte(self)
+        if data:
+            self.seat.arrives()
         super().data_received(data)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._admitted:
-            self._place.wrote(self)
+        self.seat.wrote()
 
     async def start(self) -> None:
         try:
             await super().start()
         finally:
-            if self._admitted:  # the transport closes when its last bytes are read
-                self._place.wrote(self)
+            self.seat.wrote()  # the transport closes when its last bytes are read
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._wire = None
-        if self._admitted:
-            self._admitted = False
-            self._place.gone(self)
+        self.seat.lost()
         super().connection_lost(exc)
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
         result = await super().finish_response(request, resp, start_time)
-        if self._admitted:
-            self._place.ended(self)
-            self._place.wrote(self)
+        self.seat.ended()
         return result
 
     def handle_error(
@@ -467,16 +316,6 @@ def unix_listener(path: Path) -> socket.socket:
     finally:
         os.umask(before)
     return listener
-
-
-def network_of(name: Any) -> str:
-    """The peer of a socket's address: an IPv4 address, the /64 of an IPv6 one; "" without one."""
-    if not isinstance(name, tuple):
-        return ""
-    address = ipaddress.ip_address(name[0].partition("%")[0])
-    if isinstance(address, ipaddress.IPv4Address):
-        return str(address)
-    return str(address.ipv4_mapped or address.packed[:8].hex())
 
 
 def _raw(error: HttpError) -> bytes:
