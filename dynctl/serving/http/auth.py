@@ -13,11 +13,12 @@ import ipaddress
 import socket
 from collections.abc import Awaitable, Callable
 from functools import lru_cache, wraps
-from typing import Final
+from typing import Final, TypeVar
 
 from aiohttp import web
 
 from dynctl.serving.http.keys import ApiKey, ApiKeys
+from dynctl.serving.http.plain_requests import ClientRequest, PlainRequest
 from dynctl.serving.routing.refusal import HttpError
 
 #: Headers of proxies: their own address is local, their clients are not.
@@ -30,6 +31,9 @@ _OTHER_SITES = ("cross-site", "same-site")
 _API_KEY: Final = web.RequestKey("api_key", ApiKey)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+#: A request on any server, and its answer.
+R = TypeVar("R", bound=ClientRequest)
+A = TypeVar("A")
 
 
 def checked_token(token: str | None) -> str | None:
@@ -42,7 +46,7 @@ def checked_token(token: str | None) -> str | None:
     return token
 
 
-def require_token(http: web.Request, token: str | None) -> None:
+def require_token(http: ClientRequest, token: str | None) -> None:
     """Raises HttpError 401 unless the request has ``token``; None allows every request.
 
     The time of the comparison does not depend on the given token.
@@ -65,19 +69,19 @@ def require_token(http: web.Request, token: str | None) -> None:
     )
 
 
-def has_token(http: web.Request, token: str) -> bool:
+def has_token(http: ClientRequest, token: str) -> bool:
     """Whether the request has this token. Compares in constant time."""
     scheme, offered = _credentials(http)
     return hmac.compare_digest(offered, token.encode()) and scheme == "bearer"
 
 
-def client_of(http: web.Request, token: str | None) -> bytes:
+def client_of(http: ClientRequest, token: str | None) -> bytes:
     """The credentials, which separate the caller from other clients; empty without any, and for
     operators."""
     return b"" if token is not None and has_token(http, token) else _client_key(http)[1]
 
 
-def api_key_of(http: web.Request) -> ApiKey | None:
+def api_key_of(http: ClientRequest) -> ApiKey | None:
     """The key with which :func:`keyed` let the request in; None for operators, and without keys."""
     try:
         return http[_API_KEY]
@@ -85,46 +89,47 @@ def api_key_of(http: web.Request) -> ApiKey | None:
         return None
 
 
-def _credentials(http: web.Request) -> tuple[str, bytes]:
+def _credentials(http: ClientRequest) -> tuple[str, bytes]:
     """Scheme and credentials of the Authorization header."""
-    scheme, _, given = http.headers.get("Authorization", "").partition(" ")
+    scheme, _, given = http.headers.get("authorization", "").partition(" ")
     # Header bytes that are not UTF-8 arrive as surrogates; they are a wrong token.
     return scheme.lower(), given.strip().encode("utf-8", "surrogateescape")
 
 
-def _client_key(http: web.Request) -> tuple[str, bytes]:
+def _client_key(http: ClientRequest) -> tuple[str, bytes]:
     """As :func:`_credentials`, or the ``x-api-key`` that clients of the Messages API send."""
     given = http.headers.get("x-api-key")
-    if given is None or "Authorization" in http.headers:
+    if given is None or "authorization" in http.headers:
         return _credentials(http)
     return "bearer", given.strip().encode("utf-8", "surrogateescape")
 
 
-def require_local(http: web.Request) -> None:
+def require_local(http: ClientRequest) -> None:
     """Raises HttpError 403 unless the request comes from a program on this machine."""
     problem = _not_local(http)
     if problem:
         raise _forbidden(http, f"{problem}; set --admin-token on dynctl serve and send the token")
 
 
-def is_operator(http: web.Request, token: str | None, *, links: bool = False) -> bool:
+def is_operator(http: ClientRequest, token: str | None, *, links: bool = False) -> bool:
     """Whether the caller may see routing details. ``links``: also by a link on another site."""
     if over_unix_socket(http):
         return True
     return has_token(http, token) if token is not None else not _not_local(http, links=links)
 
 
-def over_unix_socket(http: web.Request) -> bool:
+def over_unix_socket(http: ClientRequest) -> bool:
     """Whether the request came over the Unix socket, which only its owner can open."""
     used = http.get_extra_info("socket")
     return used is not None and used.family == socket.AF_UNIX
 
 
-def _not_local(http: web.Request, *, links: bool = False) -> str:
+def _not_local(http: ClientRequest, *, links: bool = False) -> str:
     """Why the request is not from a program on this machine; empty if it is."""
     if http.remote and not _is_loopback(http.remote):
         return f"the client {http.remote} is not on this machine"
-    if not _is_loopback(http.url.host or ""):
+    host = http.hostname if isinstance(http, PlainRequest) else http.url.host
+    if not _is_loopback(host or ""):
         return f"the Host {http.host[:200]!r} is not a loopback address"
     if any(name in http.headers for name in _OF_A_PROXY):
         return "the request comes through a proxy"
@@ -149,13 +154,13 @@ def _is_loopback(host: str) -> bool:
     return bool((mapped or address).is_loopback)
 
 
-def _forbidden(http: web.Request, problem: str) -> HttpError:
+def _forbidden(http: ClientRequest, problem: str) -> HttpError:
     return HttpError(
         403, f"{http.method} {http.path[:200]}: {problem}", "permission_error", "not_the_operator"
     )
 
 
-def require_json(http: web.Request) -> None:
+def require_json(http: ClientRequest) -> None:
     """Raises HttpError 415 for a body that is not JSON, as Dynamo, vLLM and SGLang refuse it.
 
     Without this check a web page could send one: forms and text need no permission of the server.
@@ -198,28 +203,32 @@ def guarded(
     return behind
 
 
-def keyed(handler: Handler, keys: ApiKeys, token: str | None) -> Handler:
+def keyed(
+    handler: Callable[[R], Awaitable[A]], keys: ApiKeys, token: str | None, *, json: bool = True
+) -> Callable[[R], Awaitable[A]]:
     """``handler`` for clients with a valid key, within its limits, and for operators with the
-    token; without keys for every client. Bodies have to be JSON."""
+    token; without keys for every client. Bodies have to be JSON; ``json`` False: they are."""
 
     @wraps(handler)
-    async def open_to_all(http: web.Request) -> web.StreamResponse:
+    async def open_to_all(http: R) -> A:
         require_json(http)
         return await handler(http)
 
     if not keys.required:
-        return open_to_all
+        return open_to_all if json else handler
 
     @wraps(handler)
-    async def behind(http: web.Request) -> web.StreamResponse:
+    async def behind(http: R) -> A:
         if over_unix_socket(http) or (token is not None and has_token(http, token)):
-            require_json(http)
+            if json:
+                require_json(http)
             return await handler(http)
         scheme, offered = _client_key(http)
         key = keys.find(offered) if scheme == "bearer" else None
         if key is None:
             raise _no_key(offered)
-        require_json(http)
+        if json:
+            require_json(http)
         http[_API_KEY] = key
         with keys.use(key):
             return await handler(http)

@@ -14,6 +14,7 @@ from typing import Final
 from aiohttp import web
 
 from dynctl.base.turns import Turns
+from dynctl.serving.http.plain_requests import ClientRequest
 from dynctl.serving.routing.config import Limits
 from dynctl.serving.routing.refusal import HttpError, overloaded
 
@@ -42,7 +43,7 @@ class Body:
     def __exit__(self, *error: object) -> None:
         self._bodies.give_back(self._peer, self.size)
 
-    async def read(self, http: web.Request, limit: int) -> bytes:
+    async def read(self, http: ClientRequest, limit: int) -> bytes:
         """All bytes, decompressed. Raises HttpError: 400, 408, 413, 415 or the overload status."""
         declared = http.content_length
         if declared is not None and declared > limit:
@@ -61,7 +62,7 @@ class Body:
         self.complete = True
         return raw
 
-    async def _arriving(self, http: web.Request, limit: int, encoding: str) -> bytes:
+    async def _arriving(self, http: ClientRequest, limit: int, encoding: str) -> bytes:
         seconds = self._bodies.limits.body_s
         body = bytearray()
         unpack = None if encoding == "identity" else zlib.decompressobj(zlib.MAX_WBITS | 32)
@@ -119,7 +120,7 @@ class Bodies:
         self._peers: Counter[str] = Counter()
         self.held = 0
 
-    def of(self, http: web.Request) -> Body:
+    def of(self, http: ClientRequest) -> Body:
         """The body of a request; use it as a context manager."""
         return Body(self, http.remote or "")
 
@@ -166,7 +167,7 @@ class Bodies:
 BODIES: Final = web.AppKey("bodies", Bodies)
 
 
-def bodies_of(http: web.Request) -> Bodies:
+def bodies_of(http: ClientRequest) -> Bodies:
     found = http.app.get(BODIES)
     return Bodies(Limits()) if found is None else found
 

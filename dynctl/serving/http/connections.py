@@ -9,10 +9,10 @@ import os
 import resource
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from aiohttp import web, web_response
 from aiohttp.abc import AbstractStreamWriter
@@ -24,8 +24,10 @@ from dynctl.base.errors import file_problem
 from dynctl.base.files import expect_regular
 from dynctl.base.tasks import end_tasks
 from dynctl.serving.http.bodies import PEER_SHARE
+from dynctl.serving.http.data_path import DataPath
 from dynctl.serving.http.json_responses import error_response
-from dynctl.serving.http.seats import Occupant, Seat, Seats
+from dynctl.serving.http.plain_requests import ClientHandler
+from dynctl.serving.http.seats import Seat, Seats
 from dynctl.serving.http.start import accept
 from dynctl.serving.routing.config import Limits
 from dynctl.serving.routing.refusal import HttpError
@@ -40,6 +42,8 @@ vars(web_response)["SERVER_SOFTWARE"] = "dynctl"
 #: Connections of a listener for operators and health checks: few programs use it.
 FEW: Final = 64
 _BACKLOG: Final = 1024
+#: Seconds that requests have which still run when the listeners close.
+_GRACE_S: Final = 1.0
 
 
 def descriptors() -> int:
@@ -68,6 +72,7 @@ class Connections(Seats):
         self._acceptor: Acceptor | None = None
         #: Accepted connections that are not made yet: with TLS, until the handshake is done.
         self._handshakes: set[asyncio.Task[None]] = set()
+        self._data_path: DataPath | None = None
 
     async def listen(
         self,
@@ -75,11 +80,13 @@ class Connections(Seats):
         listener: socket.socket,
         *,
         certificate: Certificate | None = None,
+        handlers: Mapping[str, ClientHandler] | None = None,
         **options: Any,
     ) -> None:
         """Accept the connections of ``listener`` for the application of ``runner``, with TLS if
         there is a certificate.
 
+        ``handlers``: of plain requests by path, which do not go through the application.
         ``options`` are those of aiohttp's RequestHandler.
         """
         await runner.setup()
@@ -101,19 +108,32 @@ class Connections(Seats):
 
         manager.request_factory = begun
 
-        def connection(seat: Seat) -> asyncio.Protocol:
+        def of_aiohttp(seat: Seat) -> asyncio.Protocol:
             return _Connection(seat, manager, loop=loop, **options)
+
+        connection = of_aiohttp
+        if handlers:
+            self._data_path = DataPath(
+                handlers,
+                runner.app,
+                of_aiohttp,
+                header_bytes=options["max_field_size"],
+                keep_alive_s=options["keepalive_timeout"],
+            )
+            connection = self._data_path.connection
 
         self._sweeper = loop.create_task(self.sweep(), name="connections without a request")
         accept(listener, _BACKLOG)
         self._acceptor = Acceptor(listener, partial(self._take, connection, certificate))
 
     async def close(self) -> None:
-        """Accept no more; the runner ends the open connections."""
+        """Accept no more, and end the requests of the data path; the runner ends the others."""
         if self._acceptor is not None:
             self._acceptor.close()
         tasks = [self._sweeper, *self._handshakes]
         await end_tasks([task for task in tasks if task is not None])
+        if self._data_path is not None:
+            await self._data_path.close(_GRACE_S)
 
     def _take(
         self,
@@ -158,19 +178,6 @@ class Connections(Seats):
             raise
 
 
-def seated(seat: Seat, transport: asyncio.BaseTransport, occupant: Occupant) -> bool:
-    """Whether a new connection has a seat; one without gets 503 and is closed."""
-    # uvloop's transports are of no class of asyncio.
-    stream = cast(asyncio.Transport, transport)
-    seat.occupant = occupant
-    if seat.admitted or seat.enter(transport.get_extra_info("peername")):
-        seat.wire = stream
-        return True
-    stream.write(_FULL)
-    stream.close()
-    return False
-
-
 class _Connection(web.RequestHandler):
     """aiohttp's connection with a seat among the connections of its listener."""
 
@@ -181,7 +188,7 @@ class _Connection(web.RequestHandler):
         self.seat = seat
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if seated(self.seat, transport, self):
+        if self.seat.take(transport, self):
             super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
@@ -318,20 +325,6 @@ def unix_listener(path: Path) -> socket.socket:
     return listener
 
 
-def _raw(error: HttpError) -> bytes:
-    body = error.body()
-    head = (
-        f"HTTP/1.1 {error.status} Service Unavailable\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(body)}\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
-    )
-    return head.encode() + body
-
-
-_FULL: Final = _raw(
-    HttpError(503, "too many connections; use fewer, or try again", "overloaded", "connections")
-)
-
-
 class Listeners:
     """The open listeners of a process."""
 
@@ -342,9 +335,16 @@ class Listeners:
         self.connections: list[Connections] = []
 
     async def serve_clients(
-        self, app: web.Application, listener: socket.socket, certificate: Certificate | None = None
+        self,
+        app: web.Application,
+        listener: socket.socket,
+        certificate: Certificate | None = None,
+        handlers: Mapping[str, ClientHandler] | None = None,
     ) -> None:
-        """Half of the descriptors are for clients: each request may need one to its engine."""
+        """Half of the descriptors are for clients: each request may need one to its engine.
+
+        ``handlers``: of plain requests by path.
+        """
         limits = self._limits
         most = max(FEW, descriptors() // 2)
         connections = Connections(
@@ -353,7 +353,7 @@ class Listeners:
             header_s=limits.header_s,
             unread_s=limits.unread_s,
         )
-        await self._serve(app, listener, connections, certificate)
+        await self._serve(app, listener, connections, certificate, handlers)
 
     async def serve_few(
         self, app: web.Application, listener: socket.socket, share: float = 1.0
@@ -368,16 +368,18 @@ class Listeners:
         listener: socket.socket,
         connections: Connections,
         certificate: Certificate | None = None,
+        handlers: Mapping[str, ClientHandler] | None = None,
     ) -> None:
         limits = self._limits
         # A client that disconnects must stop its engine at once.
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_GRACE_S)
         self._runners.append(runner)
         self.connections.append(connections)
         await connections.listen(
             runner,
             listener,
             certificate=certificate,
+            handlers=handlers,
             access_log=None,
             auto_decompress=False,  # without a bound; Bodies has one
             keepalive_timeout=limits.keep_alive_s,

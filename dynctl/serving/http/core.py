@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,7 +13,7 @@ from dynctl.serving.engines.dispatch import Dispatch, HttpDispatch
 from dynctl.serving.engines.fleet import Fleet
 from dynctl.serving.engines.flow import RequestFlow
 from dynctl.serving.engines.http_client import Upstream
-from dynctl.serving.http.auth import Handler, checked_token, keyed
+from dynctl.serving.http.auth import A, R, checked_token, keyed
 from dynctl.serving.http.connections import Certificate, CertificateError
 from dynctl.serving.http.inference import Inference
 from dynctl.serving.http.inference_requests import RequestReader
@@ -167,9 +167,12 @@ class ProcessCore:
         self.upstream.start()
         self.fleet.index.start()
 
-    def keyed(self, handler: Handler) -> Handler:
-        """The handler of clients, which need an API key where there are any."""
-        return keyed(handler, self.keys, self.config.api_token)
+    def keyed(
+        self, handler: Callable[[R], Awaitable[A]], *, json: bool = True
+    ) -> Callable[[R], Awaitable[A]]:
+        """The handler of clients, which need an API key where there are any. ``json`` False: it
+        gets requests that are JSON."""
+        return keyed(handler, self.keys, self.config.api_token, json=json)
 
     async def speed_up(self) -> None:
         """Choose the encoder of the tokenizer, while the engines are probed."""

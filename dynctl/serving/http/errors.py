@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
+from functools import wraps
 
 from aiohttp import web
 
 from dynctl.serving.http.auth import Handler
 from dynctl.serving.http.json_responses import error_response, nested_too_deeply
 from dynctl.serving.http.openapi import routes_of
+from dynctl.serving.http.plain_requests import ClientHandler, ClientRequest
 from dynctl.serving.routing.refusal import HttpError, internal_error
 
 _log = logging.getLogger(__name__)
@@ -18,8 +20,6 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
     """Errors as JSON: HttpError as it is, the server's own by status, others as a logged 500."""
     try:
         return await handler(request)
-    except HttpError as error:
-        return error_response(error, request.path)
     except web.HTTPException as error:
         if error.status < 400:
             raise
@@ -35,11 +35,30 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
         return answer
     except (asyncio.CancelledError, ConnectionError):
         raise
-    except RecursionError:
+    except Exception as error:
+        return error_answer(error, request)
+
+
+def on_aiohttp(handler: ClientHandler) -> Handler:
+    """The handler of a route of aiohttp."""
+
+    @wraps(handler)
+    async def behind(request: web.Request) -> web.StreamResponse:
+        answer = await handler(request)
+        assert isinstance(answer, web.StreamResponse)
+        return answer
+
+    return behind
+
+
+def error_answer(error: Exception, request: ClientRequest) -> web.Response:
+    """The answer to a request whose handler failed."""
+    if isinstance(error, HttpError):
+        return error_response(error, request.path)
+    if isinstance(error, RecursionError):
         return error_response(nested_too_deeply(), request.path)
-    except Exception:
-        _log.exception("%s %s failed", request.method, request.path)
-        return error_response(internal_error(), request.path)
+    _log.error("%s %s failed", request.method, request.path, exc_info=error)
+    return error_response(internal_error(), request.path)
 
 
 def served_endpoints(app: web.Application) -> list[str]:

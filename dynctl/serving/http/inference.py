@@ -31,6 +31,7 @@ from dynctl.serving.http.inference_responses import (
 )
 from dynctl.serving.http.json_responses import nested_too_deeply
 from dynctl.serving.http.keys import ApiKeys
+from dynctl.serving.http.plain_requests import ClientAnswer, ClientHandler, ClientRequest
 from dynctl.serving.records.recorder import tenant_of
 from dynctl.serving.routing.config import FrontendConfig
 from dynctl.serving.routing.placement import Placement
@@ -99,24 +100,13 @@ class Inference:
         #: Requests whose body is complete: a client that sends slowly holds no place.
         self._working = 0
 
-    async def chat_completions(self, http: web.Request) -> web.StreamResponse:
-        return await self._serve(http, "chat_completions")
-
-    async def completions(self, http: web.Request) -> web.StreamResponse:
-        return await self._serve(http, "completions")
-
-    async def embeddings(self, http: web.Request) -> web.StreamResponse:
-        return await self._serve(http, "embeddings")
-
-    async def responses(self, http: web.Request) -> web.StreamResponse:
-        return await self._serve(http, "responses")
-
-    async def messages(self, http: web.Request) -> web.StreamResponse:
-        return await self._serve(http, "anthropic_messages")
+    def handlers(self) -> dict[str, ClientHandler]:
+        """The handler of each API by the path of its requests, which are POST."""
+        return {api.path: partial(self._serve, endpoint=api.endpoint) for api in APIS.values()}
 
     # -- the common way --------------------------------------------------------------------
 
-    async def _serve(self, http: web.Request, endpoint: Endpoint) -> web.StreamResponse:
+    async def _serve(self, http: ClientRequest, endpoint: Endpoint) -> ClientAnswer:
         service = self._service
         decision_id = service.new_id()
         record = RequestRecord(
@@ -162,36 +152,32 @@ class Inference:
             service.observers.finished(record)
 
     async def _answer(
-        self, http: web.Request, body: Body, record: RequestRecord, endpoint: Endpoint
-    ) -> web.StreamResponse:
-        self.refuse_while_draining()
+        self, http: ClientRequest, body: Body, record: RequestRecord, endpoint: Endpoint
+    ) -> ClientAnswer:
+        if self._service.draining:
+            self.refuse_while_draining()
         raw = await body.read(http, self._config.limits.body_bytes)
-        self._take_place()  # as place() does, in less time
-        try:
-            return await self._work(http, raw, record, endpoint)
-        finally:
-            self._working -= 1
-
-    async def _work(
-        self, http: web.Request, raw: bytes, record: RequestRecord, endpoint: Endpoint
-    ) -> web.StreamResponse:
         key = api_key_of(http) if self._keyed else None
         reader = self._reader
-        received = await reader.receive(raw, http.headers, record, endpoint, http, key)
-        parsed = received.parsed
+        self._take_place()  # as place() does, in less time
         try:
-            options = self._flow.read(parsed)
-        except RequestError as error:
-            raise client_error(error) from None
-        prepared = await reader.prepare(received)
-        if parsed.nvext.dry_run:
-            return await self._dry_run(http, parsed, prepared, record)
-        call = self._call(http, parsed, raw, prepared, record, endpoint, options)
-        answer = await self._start(call, parsed, prepared)
-        try:
-            return await self._send(http, parsed, answer, call)
+            received = await reader.receive(raw, http.headers, record, endpoint, http, key)
+            parsed = received.parsed
+            try:
+                options = self._flow.read(parsed)
+            except RequestError as error:
+                raise client_error(error) from None
+            prepared = await reader.prepare(received)
+            if parsed.nvext.dry_run:
+                return await self._dry_run(http, parsed, prepared, record)
+            call = self._call(http, parsed, raw, prepared, record, endpoint, options)
+            answer = await self._start(call, parsed, prepared)
+            try:
+                return await self._send(http, parsed, answer, call)
+            finally:
+                answer.close()
         finally:
-            answer.close()
+            self._working -= 1
 
     async def _start(
         self, call: Call, parsed: ChatRequest | CompletionRequest, prepared: Prepared
@@ -215,11 +201,11 @@ class Inference:
 
     async def _send(
         self,
-        http: web.Request,
+        http: ClientRequest,
         parsed: ChatRequest | CompletionRequest,
         answer: Answer,
         call: Call,
-    ) -> web.StreamResponse:
+    ) -> ClientAnswer:
         service, record = self._service, call.record
         record.status = 200
         if call.stream:
@@ -272,7 +258,7 @@ class Inference:
         return response
 
     async def explain(
-        self, body: Mapping[str, Any], *, preset: str | None, http: web.Request | None = None
+        self, body: Mapping[str, Any], *, preset: str | None, http: ClientRequest | None = None
     ) -> RouteResult:
         """A dry run as the RouteResult contract; ``body`` is a chat or a completion request, and
         ``http`` has the session and the policy class.
@@ -318,7 +304,7 @@ class Inference:
 
     def _call(
         self,
-        http: web.Request,
+        http: ClientRequest,
         parsed: ChatRequest | CompletionRequest,
         raw: bytes,
         prepared: Prepared,
@@ -370,11 +356,11 @@ class Inference:
 
     async def _dry_run(
         self,
-        http: web.Request,
+        http: ClientRequest,
         parsed: ChatRequest | CompletionRequest,
         prepared: Prepared,
         record: RequestRecord,
-    ) -> web.StreamResponse:
+    ) -> ClientAnswer:
         request = prepared.request
         plan = await self._placement.place(request, dry=True)
         if not plan.ok:
@@ -412,7 +398,7 @@ class Inference:
             headers[BYPASS_HEADER] = bypass.reason
         return {**headers, **queue_headers(record)}
 
-    def _error(self, http: web.Request, error: HttpError, record: RequestRecord) -> web.Response:
+    def _error(self, http: ClientRequest, error: HttpError, record: RequestRecord) -> web.Response:
         if record.began:
             # A second head inside the stream would be read as output, or as another answer.
             if http.transport is not None:

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, Final
 
 import msgspec
-from aiohttp import web
 
 from dynctl.base.decode_errors import RequestError
 from dynctl.base.turns import Apart, Turns
@@ -16,6 +15,7 @@ from dynctl.serving.engines.apis import APIS, Endpoint
 from dynctl.serving.http.auth import client_of
 from dynctl.serving.http.inference_responses import client_error
 from dynctl.serving.http.keys import ApiKey, ClientRights
+from dynctl.serving.http.plain_requests import ClientRequest
 from dynctl.serving.routing.config import FrontendConfig
 from dynctl.serving.routing.prompts import Prompt, cache_key_problem, dynamo_chat, prompts_of
 from dynctl.serving.routing.refusal import HttpError, unknown_model, unknown_pin
@@ -66,7 +66,7 @@ class Received:
     parsed: ChatRequest | CompletionRequest
     headers: Mapping[str, str]
     record: RequestRecord
-    http: web.Request | None = None
+    http: ClientRequest | None = None
     apart: Apart | None = None
 
 
@@ -91,7 +91,7 @@ class RequestReader:
         headers: Mapping[str, str],
         record: RequestRecord,
         endpoint: Endpoint,
-        http: web.Request | None = None,
+        http: ClientRequest | None = None,
         key: ApiKey | None = None,
     ) -> Received:
         """Parse a body; the observers learn its model. ``key``: that of the client."""
@@ -147,7 +147,7 @@ class RequestReader:
         return parsed
 
     async def receive_dry_run(
-        self, parse: Callable[[], Any], record: RequestRecord, http: web.Request | None
+        self, parse: Callable[[], Any], record: RequestRecord, http: ClientRequest | None
     ) -> Received:
         """As :meth:`receive`, of a body that is decoded; it is no request of a client."""
         large = http is not None and (http.content_length or LARGE) >= LARGE

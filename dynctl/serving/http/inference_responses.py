@@ -25,6 +25,7 @@ from dynctl.serving.engines.apis import (
 from dynctl.serving.engines.failures import UpstreamFailure, engine_reason, reported_error
 from dynctl.serving.engines.flow import Answer, GaveUp
 from dynctl.serving.engines.response_stream import EngineStream
+from dynctl.serving.http.plain_requests import ClientRequest, PlainRequest, PlainStream
 from dynctl.serving.routing.refusal import HttpError, attempts_of
 from dynctl.serving.routing.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
@@ -90,19 +91,27 @@ class _Stream(web.StreamResponse):
     _send_headers_immediately = False
 
 
+ClientStream = _Stream | PlainStream
+
+
 async def _begin(
-    http: web.Request, answer: Answer, record: RequestRecord, headers: Mapping[str, str]
-) -> _Stream:
+    http: ClientRequest, answer: Answer, record: RequestRecord, headers: Mapping[str, str]
+) -> ClientStream:
     """The client's stream, with ``headers`` and the content type of the engine's."""
     kind = answer.response.headers.get("content-type", _SSE)
-    response = _Stream(headers={"content-type": kind, "cache-control": "no-cache", **headers})
-    await response.prepare(http)
+    headers = {"content-type": kind, "cache-control": "no-cache", **headers}
+    response: ClientStream
+    if isinstance(http, PlainRequest):
+        response = http.begin(headers)
+    else:
+        response = _Stream(headers=headers)
+        await response.prepare(http)
     record.began = True
     return response
 
 
 async def pass_stream(
-    http: web.Request,
+    http: ClientRequest,
     answer: Answer,
     service: RoutingService,
     record: RequestRecord,
@@ -112,7 +121,7 @@ async def pass_stream(
     blocks: OutputBlocks | None,
     limit: int,
     detailed: Callable[[], bool],
-) -> tuple[web.StreamResponse, UpstreamFailure | None]:
+) -> tuple[ClientStream, UpstreamFailure | None]:
     """Pass the engine's stream on as it arrives; returns the failure that ended it, if any.
 
     After a failure the stream ends with an error event; ``detailed``: whether it names the engine.
@@ -190,7 +199,7 @@ async def pass_stream(
 
 
 async def pass_events(
-    http: web.Request,
+    http: ClientRequest,
     answer: Answer,
     record: RequestRecord,
     headers: Mapping[str, str],
@@ -199,7 +208,7 @@ async def pass_events(
     blocks: OutputBlocks | None,
     limit: int,
     detailed: Callable[[], bool],
-) -> tuple[web.StreamResponse, UpstreamFailure | None]:
+) -> tuple[ClientStream, UpstreamFailure | None]:
     """As :func:`pass_stream`, for streams of events with names; the bytes stay as they are."""
     upstream = answer.response
     response = await _begin(http, answer, record, headers)
@@ -287,7 +296,7 @@ class _Events:
 
 
 async def _pass_annotated(
-    response: web.StreamResponse,
+    response: ClientStream,
     answer: Answer,
     service: RoutingService,
     record: RequestRecord,
@@ -392,7 +401,7 @@ def _too_long(upstream: EngineStream, limit: int) -> UpstreamFailure:
 
 
 async def _end_with_error(
-    response: web.StreamResponse, failure: UpstreamFailure, *, detailed: bool
+    response: ClientStream, failure: UpstreamFailure, *, detailed: bool
 ) -> None:
     """The status line was sent already, so the error is an event."""
     if failure.shown:

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -21,11 +21,12 @@ from dynctl.serving.http.auth import guarded
 from dynctl.serving.http.bodies import BODIES, PEER_SHARE, Bodies
 from dynctl.serving.http.connections import Listeners, unix_listener
 from dynctl.serving.http.core import ProcessCore
-from dynctl.serving.http.errors import error_middleware
+from dynctl.serving.http.errors import error_middleware, on_aiohttp
 from dynctl.serving.http.fleet_endpoints import FLEET_PATH, ControlApi, FleetFeed
 from dynctl.serving.http.index_exchange import IndexExchange
 from dynctl.serving.http.openapi import document_route
 from dynctl.serving.http.parts import ProcessPart
+from dynctl.serving.http.plain_requests import ClientHandler
 from dynctl.serving.http.recording import RecordingApi
 from dynctl.serving.http.shared_router import with_shared_router
 from dynctl.serving.http.start import StartError, announce, listen, settle_garbage_collector
@@ -64,7 +65,8 @@ class Administration:
 class ServingProcess:
     """A process that can be started and stopped on a running event loop.
 
-    ``title`` is that of its OpenAPI document. ``client_routes``: the endpoints of clients.
+    ``title`` is that of its OpenAPI document. ``inference``: its handlers by path, of POST, for
+    clients with a key; ``client_routes``: the other endpoints of clients.
     ``extra_routes`` add endpoints; they are called when an application is built, one for each
     listener. ``describe`` logs the configuration when the process serves.
     """
@@ -78,6 +80,7 @@ class ServingProcess:
         *,
         title: str,
         describe: Callable[[], None],
+        inference: Mapping[str, ClientHandler] | None = None,
         client_routes: Iterable[web.RouteDef] = (),
         extra_routes: Iterable["Routes"] = (),
         middlewares: Sequence[Middleware] = (),
@@ -94,6 +97,7 @@ class ServingProcess:
         self._parts = parts
         self._exchange = IndexExchange(core.service, core.fleet, core.config.api_token)
         self._describe = describe
+        self._inference = dict(inference or {})
         self._client_routes = tuple(client_routes)
         self._extra_routes = tuple(extra_routes)
         self._middlewares = middlewares
@@ -144,7 +148,9 @@ class ServingProcess:
                 await part.prepare()
             # Health first: a load balancer may ask as soon as clients are accepted.
             await self._listen_for_operators()
-            await self.listeners.serve_clients(self.build_app(), listener, core.certificate)
+            plain = {path: core.keyed(each, json=False) for path, each in self._inference.items()}
+            app = self.build_app()
+            await self.listeners.serve_clients(app, listener, core.certificate, plain)
             self._start_tasks()
             for part in self._parts:
                 await part.serve()
@@ -232,6 +238,8 @@ class ServingProcess:
             overload=config.router.overload_status_code,
             turns=self.core.reader.turns,
         )
+        for path, handler in self._inference.items():
+            app.router.add_post(path, on_aiohttp(self.core.keyed(handler)))
         app.add_routes(self._client_routes)
         app.router.add_get("/metrics", self._metrics)
         administration = self.administration

@@ -12,7 +12,9 @@ import asyncio
 import ipaddress
 from collections import Counter
 from operator import itemgetter
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
+
+from dynctl.serving.routing.refusal import HttpError
 
 _SWEEP_S: Final = 0.5
 #: Seconds without a byte read after which a client with an unread answer may have to make room. One
@@ -48,9 +50,6 @@ class Seat:
         self.handshake: asyncio.Task[None] | None = None
         self.peer = ""
 
-    def now(self) -> float:
-        return self._loop.time()
-
     @property
     def unread(self) -> int:
         """Bytes of answers that wait here for the client to read."""
@@ -59,6 +58,19 @@ class Seat:
     @property
     def writing_paused(self) -> bool:
         return self.occupant is not None and self.occupant.writing_paused
+
+    def take(self, transport: asyncio.BaseTransport, occupant: Occupant) -> bool:
+        """Give the seat to a connection that begins, or to the next protocol of one that has it.
+        Without a free seat the connection gets 503 and is closed; whether there was one."""
+        # uvloop's transports are of no class of asyncio.
+        wire = cast(asyncio.Transport, transport)
+        self.occupant = occupant
+        if self.admitted or self.enter(transport.get_extra_info("peername")):
+            self.wire = wire
+            return True
+        wire.write(_FULL)
+        wire.close()
+        return False
 
     def enter(self, address: Any) -> bool:
         """Take the seat for a client of this address; whether there was one."""
@@ -91,23 +103,25 @@ class Seat:
 
     def arrives(self) -> None:
         """Bytes arrived; they are a header where the connection has no request."""
-        if self.admitted and self._seats.waits(self):
-            self._seats.first_byte(self)
+        if self.admitted and self in self._seats.waiting:
+            self._seats.headers.setdefault(self, self._loop.time())
 
     def begun(self) -> None:
         """The header of a request is complete."""
-        self._seats.begun(self)
+        self._seats.waiting.pop(self, None)
+        self._seats.headers.pop(self, None)
 
     def ended(self) -> None:
         """A request ended; the connection waits for the next one."""
         if self.admitted:
-            self._seats.ended(self)
-            self._seats.wrote(self)
+            self._seats.waiting[self] = self._loop.time()
+            self.wrote()
 
     def wrote(self) -> None:
         """Bytes were written; watch the connection until the client has read them."""
-        if self.admitted:
-            self._seats.wrote(self)
+        unread = self._seats.unread
+        if self.admitted and self not in unread and (size := self.unread):
+            unread[self] = size, self._loop.time()
 
 
 class Seats:
@@ -129,12 +143,12 @@ class Seats:
         self._unread_s = unread_s
         self._peers: Counter[str] = Counter()
         #: Connections without a request, and since when; the oldest first.
-        self._waiting: dict[Seat, float] = {}
+        self.waiting: dict[Seat, float] = {}
         #: Connections whose next header is not complete, and since when.
-        self._headers: dict[Seat, float] = {}
+        self.headers: dict[Seat, float] = {}
         #: Connections with an answer that the client did not read yet: its bytes that wait here,
         #: and since when they are as many.
-        self._unread: dict[Seat, tuple[int, float]] = {}
+        self.unread: dict[Seat, tuple[int, float]] = {}
         self.open = 0
         self.refused = 0
         self.timed_out = 0
@@ -143,7 +157,7 @@ class Seats:
     @property
     def lagging(self) -> int:
         """Connections with an answer that goes on when the client has read more."""
-        return sum(seat.writing_paused for seat in self._unread)
+        return sum(seat.writing_paused for seat in self.unread)
 
     def admit(self, seat: Seat) -> bool:
         """Whether there is room; the longest waiting connection makes room for a new one."""
@@ -157,49 +171,28 @@ class Seats:
             return False
         self._peers[peer] += 1
         self.open += 1
-        self._waiting[seat] = self._headers[seat] = seat.now()
+        self.waiting[seat] = self.headers[seat] = asyncio.get_running_loop().time()
         return True
 
     def free(self, seat: Seat) -> None:
         """The seat may have another connection."""
-        self._waiting.pop(seat, None)
-        self._headers.pop(seat, None)
-        self._unread.pop(seat, None)
+        self.waiting.pop(seat, None)
+        self.headers.pop(seat, None)
+        self.unread.pop(seat, None)
         self.open -= 1
         self._peers[seat.peer] -= 1
         if not self._peers[seat.peer]:
             del self._peers[seat.peer]
 
-    def first_byte(self, seat: Seat) -> None:
-        """The client sends a header."""
-        self._headers.setdefault(seat, seat.now())
-
-    def begun(self, seat: Seat) -> None:
-        """The header is complete."""
-        self._waiting.pop(seat, None)
-        self._headers.pop(seat, None)
-
-    def ended(self, seat: Seat) -> None:
-        """A request ended; the connection waits for the next one."""
-        self._waiting[seat] = seat.now()
-
-    def waits(self, seat: Seat) -> bool:
-        return seat in self._waiting
-
-    def wrote(self, seat: Seat) -> None:
-        """Bytes were written; watch the connection until the client has read them."""
-        if seat not in self._unread and (size := seat.unread):
-            self._unread[seat] = size, seat.now()
-
     def _make_room(self, peer: str | None) -> None:
-        for seat in self._waiting:
+        for seat in self.waiting:
             if peer is None or seat.peer == peer:
                 seat.leave()
                 return
         before = asyncio.get_running_loop().time() - _LAGS_S
         idle = [
             (since, seat)
-            for seat, (_, since) in self._unread.items()
+            for seat, (_, since) in self.unread.items()
             if since < before and (peer is None or seat.peer == peer)
         ]
         if idle:
@@ -212,7 +205,7 @@ class Seats:
             await asyncio.sleep(min(_SWEEP_S, self.header_s / 2))
             now = asyncio.get_running_loop().time()
             before = now - self.header_s
-            late = [seat for seat, since in self._headers.items() if since < before]
+            late = [seat for seat, since in self.headers.items() if since < before]
             for seat in late:
                 self.timed_out += 1
                 seat.leave()
@@ -221,12 +214,12 @@ class Seats:
     def close_unread(self, now: float) -> None:
         """Close the connections whose clients read nothing for ``unread_s``. Called often: a
         client has read something if the bytes that wait have another number than before."""
-        for seat, (size, since) in tuple(self._unread.items()):
+        for seat, (size, since) in tuple(self.unread.items()):
             left = seat.unread
             if not left:
-                del self._unread[seat]
+                del self.unread[seat]
             elif left != size:  # it was read, or more was written, which is bounded
-                self._unread[seat] = left, now
+                self.unread[seat] = left, now
             elif since < now - self._unread_s:
                 self.not_read += 1
                 seat.leave()
@@ -240,3 +233,17 @@ def network_of(name: Any) -> str:
     if isinstance(address, ipaddress.IPv4Address):
         return str(address)
     return str(address.ipv4_mapped or address.packed[:8].hex())
+
+
+def _raw(error: HttpError) -> bytes:
+    body = error.body()
+    head = (
+        f"HTTP/1.1 {error.status} Service Unavailable\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+_FULL: Final = _raw(
+    HttpError(503, "too many connections; use fewer, or try again", "overloaded", "connections")
+)

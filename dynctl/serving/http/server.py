@@ -53,7 +53,8 @@ def build_frontend(config: FrontendConfig, extra_routes: Iterable[Routes] = ()) 
         Listeners(config.limits),
         title="dynctl serve frontend",
         describe=partial(log_start, core, tokenizes=True),
-        client_routes=_inference_routes(core, administration.control),
+        inference=core.inference.handlers(),
+        client_routes=_client_routes(core, administration.control),
         extra_routes=extra_routes,
     )
 
@@ -63,15 +64,10 @@ def run_frontend(config: FrontendConfig, extra_routes: Iterable[Routes] = ()) ->
     return run(lambda: build_frontend(config, extra_routes), config)
 
 
-def _inference_routes(core: ProcessCore, control: ControlApi) -> list[web.RouteDef]:
+def _client_routes(core: ProcessCore, control: ControlApi) -> list[web.RouteDef]:
     keyed, inference = core.keyed, core.inference
     engine_calls = EngineCalls(core.service, inference, core.reader, core.upstream, core.config)
     return [
-        web.post("/v1/chat/completions", keyed(inference.chat_completions)),
-        web.post("/v1/completions", keyed(inference.completions)),
-        web.post("/v1/embeddings", keyed(inference.embeddings)),
-        web.post("/v1/responses", keyed(inference.responses)),
-        web.post("/v1/messages", keyed(inference.messages)),
         *engine_calls.routes(keyed),
         web.get("/ping", control.ready),
         web.post("/ping", control.ready),
