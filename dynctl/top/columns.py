@@ -1,7 +1,7 @@
 """The columns of the dashboard's panels.
 
-Domains and workers have the columns of `topology show` and `workers list`, so that a number reads
-the same everywhere, and a few more that need continuous readings.
+Domains, workers and decisions have the columns of `topology show`, `workers list` and `decisions
+list`, so that a number reads the same everywhere, and a few more that need continuous readings.
 """
 
 from __future__ import annotations
@@ -25,14 +25,9 @@ from dynctl.screens.columns import Column, number_column
 from dynctl.screens.decisions import (
     NOTHING,
     UNKNOWN,
-    cached_text,
-    clock,
+    decision_columns,
     margin_text,
-    number_text,
-    outcome_text,
     places,
-    reason_text,
-    unique_end,
     worker_text,
 )
 from dynctl.screens.numbers import age, count
@@ -233,8 +228,13 @@ def worker_table(snapshot: Snapshot, width: int | None = None) -> list[Column[Wo
 
 
 def _without_age(column: Column[WorkerRow]) -> Column[WorkerRow]:
-    text = column.cell
-    return replace(column, text=lambda row: text(row).partition(",")[0])
+    """The column of the index with its state alone, which has one width while workers fail."""
+
+    def state(row: WorkerRow) -> str:
+        text = column.cell(row)
+        return "unknown" if text.startswith("as of ") else text.partition(",")[0]
+
+    return replace(column, text=state)
 
 
 def why(worker: WorkerRow, every_s: float | None) -> str:
@@ -272,42 +272,28 @@ def decision_table(
     """``domain``: the domain to show, None for none. Ids are shown by an end that is unique among
     ``lines``, which `dynctl why` accepts. ``split``: prefill and decode workers have columns of
     their own; else one column has the worker."""
-    end = unique_end(lines)
-    columns: list[Column[DecisionLine]] = [
-        Column("at", "TIME", lambda d: d.at, form=clock),
-        Column("id", "ID", lambda d: d.id, text=lambda d: d.id[-end:], rank=1),
-    ]
+    listed = {column.key: column for column in decision_columns(lines, None)}
+
+    def ranked(key: str, rank: int, **changes: Any) -> Column[DecisionLine]:
+        return replace(listed[key], rank=rank, **changes)
+
+    columns = [listed["at"], ranked("id", 1)]
     if domain is not None:
         columns.append(
             Column("domain", domain.upper(), lambda d: places(d, domain), rank=1, name=True)
         )
     if split:
         columns.append(Column("prefill", "PREFILL", _prefill, name=True))
-    columns += [
+    return [
+        *columns,
         Column("decode", "DECODE" if split else "WORKER", _decode, name=True),
-        Column("cached", "CACHED", lambda d: d.cached_blocks, text=cached_text, right=True, rank=2),
-        Column("margin", "MARGIN", lambda d: d.margin, text=margin_text, right=True, rank=5),
-        Column(
-            "cost",
-            "COST",
-            lambda d: d.cost,
-            text=lambda d: number_text(d, d.cost),
-            right=True,
-            rank=6,
-        ),
-        Column(
-            "model",
-            "MODEL",
-            lambda d: d.model,
-            text=lambda d: d.model or UNKNOWN,
-            rank=7,
-            wide=True,
-            name=True,
-        ),
-        Column("outcome", "OUTCOME", outcome_text, rank=1),
-        Column("why", "WHY", reason_text, rank=4, wide=True, name=True, shortest=10, sentence=True),
+        ranked("cached", 2),
+        ranked("margin", 5, text=margin_text, wide=False),
+        ranked("cost", 6),
+        ranked("model", 7, wide=True),
+        ranked("outcome", 1),
+        ranked("why", 4, wide=True, shortest=10),
     ]
-    return columns
 
 
 def _prefill(line: DecisionLine) -> str:

@@ -5,6 +5,7 @@ The widget in ``panel.py`` draws a content on the dashboard, and ``top --once`` 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
@@ -55,7 +56,7 @@ class Picture(Generic[Row]):
     instead: Sequence[str] = field(default_factory=tuple)
 
 
-class PanelContent(Generic[Row]):
+class PanelContent(ABC, Generic[Row]):
     """The content of one panel; a subclass for each kind of row."""
 
     #: The name that ``:`` takes, and the id of the widget.
@@ -83,35 +84,35 @@ class PanelContent(Generic[Row]):
         self.every_s = scene.snapshot.load_every_s
         return self.picture_of(scene)
 
-    # -- for subclasses --------------------------------------------------------------------
+    # -- each panel has these --------------------------------------------------------------
 
+    @abstractmethod
     def picture_of(self, scene: Scene) -> Picture[Row]:
         """The rows and columns of a scene."""
-        raise NotImplementedError
 
+    @abstractmethod
     def title(self, scene: Scene) -> str:
         """The title above the rows in ``top --once``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def lines(self, scene: Scene, canvas: Canvas) -> Iterator[str]:
         """The rows in ``top --once``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def key(self, row: Row) -> Hashable:
         """The identity of a row in successive pictures."""
-        raise NotImplementedError
 
+    @abstractmethod
     def row_name(self, row: Row) -> str:
         """A row's name in titles."""
-        raise NotImplementedError
 
+    @abstractmethod
     def workers_of(self, row: Row) -> set[str]:
         """The workers that a row is about; its log has their decisions and findings."""
-        raise NotImplementedError
 
+    @abstractmethod
     def describe(self, row: Row, scene: Scene, canvas: Canvas) -> str:
         """``d``: all that is known about a row."""
-        raise NotImplementedError
 
     def words(self, row: Row) -> str:
         """The words that a filter can match."""
