@@ -55,7 +55,7 @@ class Canvas:
     def faint(self, text: str) -> str:
         return f"\x1b[2m{text}\x1b[0m" if self.color else text
 
-    def colored(self, text: str, color: Color) -> str:
+    def paint(self, text: str, color: Color) -> str:
         """``text`` in a color; it must read the same without.
 
         render.emit lets colors through for the marks of checks only.
@@ -81,7 +81,7 @@ class Canvas:
         return "".join(f"{line}\n" for line in lines)
 
     @classmethod
-    def of(cls, options: GlobalOptions, stream: TextIO | None = None) -> Canvas:
+    def from_options(cls, options: GlobalOptions, stream: TextIO | None = None) -> Canvas:
         """The canvas of a stream (default stdout) for these options."""
         stream = stream or sys.stdout
         terminal = stream.isatty()

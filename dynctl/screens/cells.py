@@ -10,7 +10,7 @@ def cells(text: str) -> int:
     return len(text) if text.isascii() else sum(map(get_character_cell_size, text))
 
 
-def padded(text: str, width: int, *, right: bool = False) -> str:
+def pad_cells(text: str, width: int, *, right: bool = False) -> str:
     """``text`` on at least ``width`` cells; ``right``: with the blanks before it."""
     blanks = " " * max(0, width - cells(text))
     return blanks + text if right else text + blanks

@@ -40,23 +40,23 @@ _SHORTEST: Final = 12
 
 def check_report(report: Report, canvas: Canvas) -> str:
     """All checks, section by section, then the totals."""
-    return joined([*checked(report, canvas), "", *sums(report, canvas)])
+    return join_lines([*report_sections(report, canvas), "", *sums(report, canvas)])
 
 
-def checked(report: Report, canvas: Canvas) -> Iterator[str]:
+def report_sections(report: Report, canvas: Canvas) -> Iterator[str]:
     """The sources and all sections."""
     yield from report.sources
     for section in report.sections:
-        yield from titled(section.name, canvas)
+        yield from section_heading(section.name, canvas)
         yield from _section(section, canvas)
 
 
-def titled(name: str, canvas: Canvas) -> tuple[str, str, str]:
+def section_heading(name: str, canvas: Canvas) -> tuple[str, str, str]:
     """The heading of a section."""
     return "", canvas.bold(name), "-" * len(name)
 
 
-def joined(lines: Iterable[str]) -> str:
+def join_lines(lines: Iterable[str]) -> str:
     """Lines as one text."""
     return "".join(line + "\n" for line in lines)
 
@@ -68,23 +68,23 @@ def _section(section: Section, canvas: Canvas) -> Iterator[str]:
         if check.state is State.SKIP:
             if check.message not in reasons:
                 reasons.add(check.message)
-                yield from _skipped(section, check, canvas)
+                yield from _skipped_lines(section, check, canvas)
         elif check.state is State.PASS and section.name == FLEET and not canvas.wide:
             together += 1
         elif check.state is State.PASS:
-            yield from _passed(check, canvas)
+            yield from _passed_lines(check, canvas)
         else:
             yield from _wrong(check, canvas)
     if together:
         other = "" if together == len(section.checks) else "other "
-        yield _colored(
+        yield _color_mark(
             f"{_MARKS[State.PASS]} {plural(together, f'{other}condition')}: not in force",
             State.PASS,
             canvas,
         )
 
 
-def _passed(check: CheckResult, canvas: Canvas) -> Iterator[str]:
+def _passed_lines(check: CheckResult, canvas: Canvas) -> Iterator[str]:
     """One line; on a narrow terminal the message is cut at its end."""
     line = f"{_MARKS[check.state]} {check.code} {check.title}"
     room = len(check.message)
@@ -94,18 +94,18 @@ def _passed(check: CheckResult, canvas: Canvas) -> Iterator[str]:
         first, *rest = canvas.paragraph(line, first="", rest=_INDENT)
     else:
         first, rest = f"{line}: {opening(check.message, room)}", []
-    yield _colored(first, check.state, canvas)
+    yield _color_mark(first, check.state, canvas)
     yield from rest
 
 
-def _colored(line: str, state: State, canvas: Canvas) -> str:
+def _color_mark(line: str, state: State, canvas: Canvas) -> str:
     """A line with its mark (``FAIL``) in the color of the state."""
     size = len(_MARKS[state])
     mark = line[:size] if state is State.PASS else canvas.bold(line[:size])
-    return canvas.colored(mark, _COLORS[state]) + line[size:]
+    return canvas.paint(mark, _COLORS[state]) + line[size:]
 
 
-def _skipped(section: Section, check: CheckResult, canvas: Canvas) -> list[str]:
+def _skipped_lines(section: Section, check: CheckResult, canvas: Canvas) -> list[str]:
     """Checks that are skipped for the same reason, together."""
     same = [
         other
@@ -138,7 +138,7 @@ def _wrong(check: CheckResult, canvas: Canvas) -> Iterator[str]:
     first, *rest = canvas.paragraph(
         f"{_MARKS[check.state]} {check.code} {check.title}", first="", rest=_INDENT
     )
-    yield _colored(first, check.state, canvas)
+    yield _color_mark(first, check.state, canvas)
     yield from rest
     shown = one_by_one(check.findings) if canvas.wide else alike(check.findings)[:_MOST_SHOWN]
     for group in shown:
@@ -146,17 +146,19 @@ def _wrong(check: CheckResult, canvas: Canvas) -> Iterator[str]:
     hidden = len(check.findings) - sum(group.count for group in shown)
     if hidden:
         yield f"{_INDENT}and {hidden:,} more (-o wide shows all)"
-    yield from _labelled("expected", _unique([group.first.expected for group in shown]), canvas)
+    yield from _labelled_lines(
+        "expected", _unique([group.first.expected for group in shown]), canvas
+    )
     if canvas.wide or canvas.screen_width >= _ROOMY:
         entry = all_codes().get(check.code)
-        yield from _labelled("why", [] if entry is None else [entry.cause], canvas)
+        yield from _labelled_lines("why", [] if entry is None else [entry.cause], canvas)
     texts = _unique([group.fix for group in shown]) if canvas.wide else fixes(shown)
-    yield from _labelled("fix", texts, canvas)
-    yield from _labelled("note", [check.message] if check.message else [], canvas)
-    yield from _labelled("more", [f"dynctl explain {check.code}"], canvas)
+    yield from _labelled_lines("fix", texts, canvas)
+    yield from _labelled_lines("note", [check.message] if check.message else [], canvas)
+    yield from _labelled_lines("more", [f"dynctl explain {check.code}"], canvas)
 
 
-def _labelled(label: str, texts: Sequence[str], canvas: Canvas) -> Iterator[str]:
+def _labelled_lines(label: str, texts: Sequence[str], canvas: Canvas) -> Iterator[str]:
     """``label`` before each of ``texts``; a text of several lines keeps its lines."""
     for text in texts:
         for number, line in enumerate(text.splitlines()):

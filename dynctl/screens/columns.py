@@ -13,7 +13,7 @@ from msgspec import UNSET
 
 from dynctl.base.errors import UsageProblem
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.cells import beginning, cells, padded
+from dynctl.screens.cells import beginning, cells, pad_cells
 from dynctl.screens.numbers import count, middle
 
 Row = TypeVar("Row")
@@ -71,7 +71,7 @@ class Column(Generic[Row]):
         wide = cells(self.cell(row))
         return wide if self.sentence else min(wide, LONGEST)
 
-    def shortened(self, cell: str, width: int) -> str:
+    def shorten(self, cell: str, width: int) -> str:
         """``cell`` in at most ``width`` cells of the terminal."""
         if cells(cell) <= width:
             return cell
@@ -99,14 +99,14 @@ class Fitted(Generic[Row]):
         return self._line([column.cell(row) for column in self.columns])
 
     def texts(self, values: Sequence[str]) -> str:
-        """A line of the first ``len(values)`` columns, each padded."""
+        """A line of the first ``len(values)`` columns, each pad_cells."""
         return self._line(list(values))
 
     def _line(self, texts: list[str]) -> str:
         parts = []
         for column, width, cell in zip(self.columns, self.widths, texts, strict=False):
-            text = column.shortened(cell, width)
-            parts.append(padded(text, width, right=column.right))
+            text = column.shorten(cell, width)
+            parts.append(pad_cells(text, width, right=column.right))
         return (" " * GAP).join(parts).rstrip()
 
 
@@ -130,11 +130,11 @@ def fit(
         )
         for column in columns
     }
-    chosen = list(columns) if width is None else _narrowed(columns, widths, width)
+    chosen = list(columns) if width is None else _narrow_columns(columns, widths, width)
     return Fitted(tuple(chosen), tuple(widths[column.key] for column in chosen))
 
 
-def _narrowed(
+def _narrow_columns(
     columns: Sequence[Column[Row]], widths: dict[str, int], width: int
 ) -> list[Column[Row]]:
     """The columns that stay; those that are shortened have less in ``widths`` then.

@@ -71,7 +71,7 @@ def _advice(advice: ModelAdvice, canvas: Canvas) -> str:
         Column("name", "SETTING", lambda s: s.name),
         Column("now", "NOW", lambda s: s.now, form=setting_text, right=True),
         Column("guide", "GUIDE", lambda s: s.low, text=_range, right=True),
-        Column("advised", "ADVISED", lambda s: s.advised, text=_advised, right=True),
+        Column("advised", "ADVISED", lambda s: s.advised, text=_advice_text, right=True),
         Column("why", "WHY", lambda s: s.why, rank=1),
     ]
     if advice.settings:
@@ -87,7 +87,7 @@ def _advice(advice: ModelAdvice, canvas: Canvas) -> str:
     return text
 
 
-def _advised(setting: AdvisedSetting) -> str:
+def _advice_text(setting: AdvisedSetting) -> str:
     if setting.fits:
         return "as now"
     return "keep" if setting.advised is None else amount(setting.advised)

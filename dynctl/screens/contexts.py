@@ -45,7 +45,7 @@ def context_detail(result: ContextDetail, canvas: Canvas) -> str:
     lines = [*head, "", table(columns, result.values, canvas).rstrip("\n")]
     for row in result.values:
         if row.unused_because is not None:
-            note = f"{row.name} {shown(row.unused)} of the context is not used"
+            note = f"{row.name} {value_text(row.unused)} of the context is not used"
             lines += ["", *canvas.paragraph(f"{note}: {row.unused_because}", first="note: ")]
     return "\n".join(lines) + "\n"
 
@@ -62,7 +62,7 @@ def context_change(result: ContextChange, canvas: Canvas) -> str:
     return "\n".join(lines) + "\n"
 
 
-def shown(value: Any) -> str:
+def value_text(value: Any) -> str:
     """A value of a context on one line."""
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value))
@@ -72,8 +72,8 @@ def shown(value: Any) -> str:
 
 
 def _value(row: ContextValue) -> str:
-    return row.default if row.value is None else shown(row.value)
+    return row.default if row.value is None else value_text(row.value)
 
 
 def _line(row: ContextRow) -> str:
-    return "  ".join(f"{name} {shown(value)}" for name, value in row.values.items())
+    return "  ".join(f"{name} {value_text(value)}" for name, value in row.values.items())

@@ -15,7 +15,7 @@ from dynctl.documents.decisions import ClientResponse
 from dynctl.documents.snapshot import DecisionLine, DecisionReport
 from dynctl.documents.workers import WorkerRow
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.cells import padded
+from dynctl.screens.cells import pad_cells
 from dynctl.screens.columns import GAP, Column, Fitted, fit, visible
 from dynctl.screens.numbers import amount, count, estimate, opening, seconds
 from dynctl.screens.streaming import LineStream
@@ -101,10 +101,10 @@ def decision_columns(
             return "refused"
         if line.outcome != "selected":
             return "none"
-        return _placed(line.prefill, line.prefill_domains, domain)
+        return _worker_and_place(line.prefill, line.prefill_domains, domain)
 
     def decode(line: DecisionLine) -> str:
-        return NOTHING if line.refused else _placed(line.decode, line.domains, domain)
+        return NOTHING if line.refused else _worker_and_place(line.decode, line.domains, domain)
 
     return [
         Column("at", "TIME", lambda d: d.at, form=clock),
@@ -184,7 +184,7 @@ class DecisionLines:
         """One line with its line end. The reason is last and takes what is left."""
         *cells, _ = [column.cell(line) for column in self._fitted.columns]
         used = sum(self._fitted.widths[:-1]) + GAP * (len(self._fitted.widths) - 1)
-        text = padded(self._fitted.texts(cells), used)
+        text = pad_cells(self._fitted.texts(cells), used)
         room = None if self._canvas.width is None else max(_WHY, self._canvas.width - used)
         why = reason_text(line)
         whole = (text + (why if room is None else opening(why, room))).rstrip()
@@ -196,7 +196,7 @@ class DecisionStream(LineStream):
 
     def __init__(self, options: GlobalOptions, *, limit: int | None, headings: bool) -> None:
         super().__init__(options, what="decisions", command="dynctl decisions tail", limit=limit)
-        self._canvas = Canvas.of(options)
+        self._canvas = Canvas.from_options(options)
         self._headings = headings and not self._as_json
 
     async def show(
@@ -283,7 +283,7 @@ def worker_text(ref: Any) -> str:
     return str(ref.worker) + (f" r{ref.dp_rank}" if ref.dp_rank else "")
 
 
-def _placed(ref: Any, domains: dict[str, str], domain: str | None) -> str:
+def _worker_and_place(ref: Any, domains: dict[str, str], domain: str | None) -> str:
     place = domains.get(domain or "")
     return worker_text(ref) + (f" ({place})" if ref is not None and place else "")
 

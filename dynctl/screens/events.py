@@ -144,7 +144,7 @@ class EventStream(LineStream):
         transfer = [worker.runtime_config.kv_transfer_domain for worker in workers]
         domain = primary_domain(names, transfer)
         domain = None if domain is None else printable(domain)
-        lines = EventLines(workers, domain, Canvas.of(self._options))
+        lines = EventLines(workers, domain, Canvas.from_options(self._options))
         heading = lines.heading() if self._headings else ""
         await self.write(queue.take, lines.line, duration, heading)
 

@@ -37,7 +37,7 @@ def hits_screen(report: HitsReport, canvas: Canvas) -> str:
     """The ladder, the largest losses with what changes them, groups, and what is not certain."""
     lines = canvas.paragraph(_head(report), first="", rest="  ")
     if not report.requests:
-        lines += ["", "no request to judge" + _skipped(report)]
+        lines += ["", "no request to judge" + _skipped_text(report)]
         lines += _doubts(report, canvas)
         return "\n".join(lines) + "\n"
     lines += ["", *_ladder(report, canvas)]
@@ -98,7 +98,7 @@ def _cause_texts(rung: HitsRung, canvas: Canvas) -> list[str]:
     wide = _is_wide(canvas)
     shown = [cause for cause in rung.causes if canvas.wide or abs(cause.share) >= _SMALL]
     if len(rung.causes) == 1:
-        return [_named(cause, wide) for cause in shown]
+        return [_cause_name(cause, wide) for cause in shown]
     return [_part(cause, wide) for cause in shown]
 
 
@@ -127,7 +127,7 @@ def _points(share: float) -> str:
     return "0.0" if text in ("+0.0", "-0.0") else text
 
 
-def _named(cause: HitsCause, wide: bool) -> str:
+def _cause_name(cause: HitsCause, wide: bool) -> str:
     return f"{cause.label}{_where(cause, wide)}"
 
 
@@ -177,7 +177,7 @@ def _more(cause: HitsCause, canvas: Canvas) -> list[str]:
             f"half of the events came {cause.after:.1f} s late", first=" " * 9
         )
     if CAUSES[cause.cause].setting:
-        lines += canvas.paragraph(_tried(cause), first=" " * 9)
+        lines += canvas.paragraph(_trial_text(cause), first=" " * 9)
     if cause.gain is not None:
         text = f"at most {_points(cause.gain)} points for these requests {cause.gain_if}"
         lines += canvas.paragraph(text, first=" " * 9)
@@ -186,7 +186,7 @@ def _more(cause: HitsCause, canvas: Canvas) -> list[str]:
     return lines
 
 
-def _tried(cause: HitsCause) -> str:
+def _trial_text(cause: HitsCause) -> str:
     """What the advised settings do to the recorded choices, or why none is advised."""
     if not cause.tried:
         return "no setting was tried: the recorded choices cannot be repeated"
@@ -230,13 +230,13 @@ def _rate_column(name: str, rank: int) -> Column[HitsGroup]:
     )
 
 
-def _skipped(report: HitsReport) -> str:
+def _skipped_text(report: HitsReport) -> str:
     named = ", ".join(f"{n:,} {reason}" for reason, n in report.skipped.items())
     return f"; not counted: {named}" if named else ""
 
 
 def _notes(report: HitsReport, canvas: Canvas) -> list[str]:
-    skipped = _skipped(report).removeprefix("; ")
+    skipped = _skipped_text(report).removeprefix("; ")
     lines = canvas.paragraph(skipped, first="", rest="  ") if skipped else []
     return lines + _doubts(report, canvas)
 

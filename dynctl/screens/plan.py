@@ -31,7 +31,7 @@ def plan_columns(rows: Sequence[DomainPlan], domain: str) -> Iterator[Column[Dom
         "headroom",
         "DECODE HEADROOM",
         _spare_workers,
-        form=_signed,
+        form=_signed_number,
         right=True,
         rank=3,
         needed=_has_headroom,
@@ -44,7 +44,9 @@ def plan_columns(rows: Sequence[DomainPlan], domain: str) -> Iterator[Column[Dom
         number_column("batched_tokens", "BATCH TOKENS FREE", _free_tokens, rank=7),
         needed=lambda r: r.headroom.batched_tokens is not None,
     )
-    yield Column("add", "ADD", _added, rank=2, needed=lambda r: bool(_has_headroom(r) or _adds(r)))
+    yield Column(
+        "add", "ADD", _additions, rank=2, needed=lambda r: bool(_has_headroom(r) or _adds(r))
+    )
     yield Column("state", "STATE", lambda r: r.state, text=_state)
 
 
@@ -132,11 +134,11 @@ def _ratio(row: DomainPlan) -> str:
     return "-" if ratio is None else f"1:{amount(round(ratio, 2))}"
 
 
-def _signed(value: int | None) -> str:
+def _signed_number(value: int | None) -> str:
     return "-" if value is None else f"{value:+,}" if value else "0"
 
 
-def _added(row: DomainPlan) -> str:
+def _additions(row: DomainPlan) -> str:
     parts = [("prefill", row.add.prefill), ("decode", row.add.decode)]
     return ", ".join(f"{change:+,} {role}" for role, change in parts if change) or "-"
 
@@ -165,7 +167,7 @@ def _loss_columns(result: TopologyPlan, several: bool) -> Iterator[Column[Loss]]
             return f"node {loss.node} in {value}"
         return f"{words.get(loss.what, result.domain)} {value}"
 
-    def stranded(loss: Loss) -> str:
+    def stranded_text(loss: Loss) -> str:
         if not loss.stranded_prefill:
             return "-"
         return f"{amount(round(loss.stranded_prefill, 2))} ({_percent(loss.stranded_share)})"
@@ -174,7 +176,7 @@ def _loss_columns(result: TopologyPlan, several: bool) -> Iterator[Column[Loss]]
     if several:
         yield Column("pool", "POOL", lambda r: r.pool, name=True)
     yield Column("left", "P:D LEFT", lambda r: f"{r.prefill_left:,}:{r.decode_left:,}", right=True)
-    yield Column("stranded", "STRANDED PREFILL", stranded, right=True)
+    yield Column("stranded", "STRANDED PREFILL", stranded_text, right=True)
     yield Column("served", "STILL SERVED", lambda r: r.served_share, form=_percent, right=True)
 
 

@@ -32,7 +32,7 @@ def recording_report(result: RecordingReport, canvas: Canvas) -> str:
 
 
 def _record_lines(result: RecordingReport) -> Iterator[tuple[str, str]]:
-    yield "from", f"{_at(result.first)} to {_at(result.last)}"
+    yield "from", f"{_time_text(result.first)} to {_time_text(result.last)}"
     yield "source", f"{result.source} {result.router}, dynctl {result.version}"
     yield "models", ", ".join(result.models) or "none"
     counts = [f"{result.records.get(kind, 0):,} {name}" for kind, name in _NAMES.items()]
@@ -48,6 +48,6 @@ def _record_lines(result: RecordingReport) -> Iterator[tuple[str, str]]:
     yield from (("note", note) for note in result.notes)
 
 
-def _at(seconds: float) -> str:
+def _time_text(seconds: float) -> str:
     whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
     return f"{whole}.{int(seconds % 1 * 10)}Z"

@@ -80,7 +80,7 @@ def emit(
     result: Any, options: GlobalOptions, *, screen: Callable[[Any, Canvas], str] | None = None
 ) -> None:
     """Write ``result`` in the format of the options; ``screen`` replaces its usual table."""
-    _write(rendered(result, options, screen=screen))
+    _write(render_result(result, options, screen=screen))
 
 
 def _write(text: str) -> None:
@@ -91,7 +91,7 @@ def _write(text: str) -> None:
         raise ReaderLeft from None
 
 
-def rendered(
+def render_result(
     result: Any, options: GlobalOptions, *, screen: Callable[[Any, Canvas], str] | None = None
 ) -> str:
     """What :func:`emit` writes."""
@@ -115,7 +115,7 @@ def rendered(
         text = printable_lines(_csv(_plain(result)))
     else:
         draw_table = screen or draw
-        text = _shown(draw_table(_plain(result), Canvas.of(options)))
+        text = _printable_text(draw_table(_plain(result), Canvas.from_options(options)))
     return text
 
 
@@ -166,7 +166,7 @@ def _reading(options: GlobalOptions, read: Callable[[], Listed], before: str | N
     was none, and a failure is raised."""
     try:
         result, screen = read()
-        return rendered(result, options, screen=screen)
+        return render_result(result, options, screen=screen)
     except DynctlError as error:
         if before is None:
             raise
@@ -186,7 +186,7 @@ def _is_table(options: GlobalOptions) -> bool:
     return options.output in (OutputFormat.TABLE, OutputFormat.WIDE)
 
 
-def _shown(text: str) -> str:
+def _printable_text(text: str) -> str:
     """``text`` without unsafe characters, but with the canvas's codes."""
     # Every second piece is a code.
     pieces = _OWN_CODE.split(text)
@@ -229,7 +229,7 @@ def talk(message: str) -> None:
     advise(message)
 
 
-def doubted(doubts: Iterable[str]) -> None:
+def write_doubts(doubts: Iterable[str]) -> None:
     """Write what is unknown about the workers of an answer to stderr."""
     for doubt in doubts:
         talk(f"note: {doubt}")
@@ -249,7 +249,7 @@ def yaml_text(result: Any) -> str:
     Dumper.add_representer(str, Dumper.represent_str)
     plain = msgspec.to_builtins(result)
 
-    def dumped(*, unicode: bool) -> str:
+    def dump(*, unicode: bool) -> str:
         return str(
             yaml.dump(
                 plain,
@@ -261,8 +261,8 @@ def yaml_text(result: Any) -> str:
             )
         )
 
-    text = dumped(unicode=True)
-    return text if printable_lines(text) == text else dumped(unicode=False)
+    text = dump(unicode=True)
+    return text if printable_lines(text) == text else dump(unicode=False)
 
 
 @dataclass(frozen=True, slots=True)

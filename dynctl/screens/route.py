@@ -39,19 +39,19 @@ class ExplainScreen:
 
     def __call__(self, result: RouteResult, canvas: Canvas) -> str:
         past = result if isinstance(result, PastDecision) else None
-        lines = [] if result.observed is UNSET else _observed(result.observed, canvas)
+        lines = [] if result.observed is UNSET else _observed_lines(result.observed, canvas)
         if not result.hops and lines:
             return "\n".join(lines) + "\n"
-        lines += _labelled(canvas, "request", _request(result))
+        lines += _labelled_lines(canvas, "request", _request(result))
         lines += _doubts(result, canvas, show_all=self.show_all)
         for label, text in _circumstances(result):
-            lines += _labelled(canvas, label, text)
+            lines += _labelled_lines(canvas, label, text)
         lines += self._hops(result, canvas)
         lines.append("")
         for text in words.pairs(result):
-            lines += _labelled(canvas, "pairs", text)
+            lines += _labelled_lines(canvas, "pairs", text)
         if past is not None and past.response.state == "failed" and not result.ok:
-            lines += _labelled(canvas, "retry", words.no_retry(past), bold=True)
+            lines += _labelled_lines(canvas, "retry", words.no_retry(past), bold=True)
         else:
             lines += _answer(result, canvas)
         if past is not None:
@@ -60,7 +60,7 @@ class ExplainScreen:
 
     def _hops(self, result: RouteResult, canvas: Canvas) -> Iterator[str]:
         """The hops, and between them what the first one implies for the second."""
-        table = HopTable.of(result, result.hops, canvas, None if self.show_all else TOP)
+        table = HopTable.from_hops(result, result.hops, canvas, None if self.show_all else TOP)
         for number, hop in enumerate(result.hops, start=1):
             yield ""
             yield from _hop(number, hop, result, table, canvas)
@@ -96,8 +96,8 @@ def _circumstances(result: RouteResult) -> Iterator[tuple[str, str]]:
 
 def _request(result: RouteResult) -> str:
     parts = [
-        words.counted(result, result.tokens, "token"),
-        f"{words.counted(result, result.blocks, 'full block')} of {result.block_size}",
+        words.token_count_text(result, result.tokens, "token"),
+        f"{words.token_count_text(result, result.blocks, 'full block')} of {result.block_size}",
         f"model {result.model}",
         f"mode {result.mode}",
     ]
@@ -131,10 +131,10 @@ def _sentence(text: str) -> str:
     return text if text.startswith("dynctl ") else text[:1].upper() + text[1:]
 
 
-def _observed(choice: ObservedChoice, canvas: Canvas) -> list[str]:
+def _observed_lines(choice: ObservedChoice, canvas: Canvas) -> list[str]:
     """What a Dynamo frontend chose; the rest of the screen is a prediction."""
     label = "refused" if choice.refused else "chosen"
-    return _labelled(canvas, label, words.observed_text(choice), bold=True)
+    return _labelled_lines(canvas, label, words.observed_text(choice), bold=True)
 
 
 def _response(response: ClientResponse, canvas: Canvas) -> list[str]:
@@ -142,7 +142,7 @@ def _response(response: ClientResponse, canvas: Canvas) -> list[str]:
     text = words.response_text(response)
     if not text:
         return []
-    lines = _labelled(canvas, "outcome", text, bold=response.state != "complete")
+    lines = _labelled_lines(canvas, "outcome", text, bold=response.state != "complete")
     for number, attempt in enumerate(words.attempt_texts(response), start=1):
         first = ("engines" if number == 1 else "").ljust(_LABEL)
         lines += canvas.paragraph(f"{number}. {attempt}", first=first, rest=" " * (_LABEL + 3))
@@ -152,15 +152,15 @@ def _response(response: ClientResponse, canvas: Canvas) -> list[str]:
 def _answer(result: RouteResult, canvas: Canvas) -> list[str]:
     first, *others = words.answer(result)
     label = "answer" if result.observed is UNSET else "predicts"
-    lines = _labelled(canvas, label, first, bold=True)
+    lines = _labelled_lines(canvas, label, first, bold=True)
     for label, text in remedies(result):
-        lines += _labelled(canvas, label, text)
+        lines += _labelled_lines(canvas, label, text)
     for text in others:
         lines += canvas.paragraph(text, first=" " * _LABEL)
     return lines
 
 
-def _labelled(canvas: Canvas, label: str, text: str, *, bold: bool = False) -> list[str]:
+def _labelled_lines(canvas: Canvas, label: str, text: str, *, bold: bool = False) -> list[str]:
     lines = canvas.paragraph(text, first=label.ljust(_LABEL), rest=" " * _LABEL)
     return [canvas.bold(line) for line in lines] if bold else lines
 
@@ -198,13 +198,13 @@ def _hop_columns(result: RouteResult) -> Iterator[Column[DecisionResult]]:
         assert row is not None, "only hops with a winner are shown"
         return row
 
-    def cached(hop: DecisionResult) -> str:
+    def cached_text(hop: DecisionResult) -> str:
         if not words.credits_overlap(hop):
             return "-"
         blocks_cached = won(hop).overlap_blocks
         unknown = blocks_cached is None or not hop.overlap_modelled
         cached = "?" if unknown else f"{blocks_cached:,}"
-        return f"{cached} of {words.counted(result, result.blocks)}"
+        return f"{cached} of {words.token_count_text(result, result.blocks)}"
 
     def ahead(hop: DecisionResult) -> str:
         if len(hop.candidates) == 1:
@@ -213,14 +213,14 @@ def _hop_columns(result: RouteResult) -> Iterator[Column[DecisionResult]]:
             return f"tie of {len(hop.tied)}"
         return f"+{blocks(hop.margin)}" if hop.margin is not None and hop.margin >= 0 else "drawn"
 
-    def scored(hop: DecisionResult) -> str:
+    def candidate_count(hop: DecisionResult) -> str:
         return plural(len(hop.candidates), "candidate")
 
     yield Column("stage", "HOP", lambda hop: hop.stage)
     yield Column("worker", "WORKER", lambda hop: won(hop).worker, name=True)
     if domain is not None:
         yield Column("domain", domain.upper(), lambda hop: won(hop).domains.get(domain))
-    yield Column("cached", "CACHED", cached, right=True)
+    yield Column("cached", "CACHED", cached_text, right=True)
     yield Column("cost", "COST", lambda hop: won(hop).cost, form=blocks, right=True)
     yield Column("margin", "AHEAD", ahead, right=True)
-    yield Column("scored", "OF", scored, right=True, rank=1)
+    yield Column("scored", "OF", candidate_count, right=True, rank=1)

@@ -20,7 +20,7 @@ from dynctl.documents.route_result import (
     RouteResult,
 )
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.cells import padded
+from dynctl.screens.cells import pad_cells
 from dynctl.screens.columns import Column, Fitted, fit, needed_columns, number_column
 from dynctl.screens.numbers import amount, blocks, count, middle, plural
 from dynctl.screens.route_sentences import (
@@ -76,7 +76,7 @@ class HopTable:
     limit: int | None
 
     @classmethod
-    def of(
+    def from_hops(
         cls,
         result: RouteResult,
         hops: Sequence[DecisionResult],
@@ -120,20 +120,20 @@ class HopTable:
         room = self.canvas.screen_width
         if shown is None:
             for text in _grouped_rejections(hop):
-                yield _cut(f"{_INDENT}x {text}", room)
+                yield _cut_text(f"{_INDENT}x {text}", room)
             return
         ranked = has_ranks(hop)
         for row in shown:
             cells = [rank_name(row, ranked)]
             if self.domain is not None:
                 cells.append(row.domains.get(self.domain, "-"))
-            start = f"{_INDENT}x {self._padded(cells)}"
-            yield start + _squeezed(_reason(row), room - len(start))
+            start = f"{_INDENT}x {self._pad_cells(cells)}"
+            yield start + _shorten_reason(_reason(row), room - len(start))
 
-    def _padded(self, cells: Sequence[str]) -> str:
+    def _pad_cells(self, cells: Sequence[str]) -> str:
         widths = self.fitted.widths
         pairs = zip(cells, widths, strict=False)
-        return "".join(padded(middle(cell, width), width) + "  " for cell, width in pairs)
+        return "".join(pad_cells(middle(cell, width), width) + "  " for cell, width in pairs)
 
 
 def _candidate_lines(hop: DecisionResult, limit: int | None) -> list[CandidateLine]:
@@ -186,7 +186,7 @@ def _columns(
 
 def _kv_columns(names: Iterable[str]) -> Iterator[Column[CandidateLine]]:
     """What is cached, and the terms: those of every decision, then those that count here."""
-    yield Column("overlap_blocks", "cached", _cached, right=True)
+    yield Column("overlap_blocks", "cached", _cached_text, right=True)
     yield from _TIERS
     yield _TRUST
     yield from (_term_column(term.name, 0) for term in TERMS if term.ordered)
@@ -204,7 +204,7 @@ def _domain_column(domain: str, rank: int) -> Column[CandidateLine]:
     )
 
 
-def _cached(line: CandidateLine) -> str:
+def _cached_text(line: CandidateLine) -> str:
     if not line.scored_cache:
         return "-"
     cached = line.row.overlap_blocks
@@ -384,7 +384,7 @@ def _reason(row: RejectedRow) -> str:
     return f"busy: {row.message}" if row.code == "busy" else row.message
 
 
-def _squeezed(text: str, room: int) -> str:
+def _shorten_reason(text: str, room: int) -> str:
     """A reason in ``room`` characters: with short taints and words, then cut."""
     if len(text) <= room:
         return text
@@ -397,8 +397,8 @@ def _squeezed(text: str, room: int) -> str:
     ):
         if len(text) > room:
             text = text.replace(long, short)
-    return _cut(text, room)
+    return _cut_text(text, room)
 
 
-def _cut(text: str, room: int) -> str:
+def _cut_text(text: str, room: int) -> str:
     return text if len(text) <= room else text[: max(0, room - 2)] + ".."

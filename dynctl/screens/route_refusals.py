@@ -100,7 +100,7 @@ def _direct(empty: EmptyStep) -> str:
     return f"a worker id in the header {header} or in nvext.{name}; for route: {flag} WORKER"
 
 
-def _allowed(empty: EmptyStep) -> str:
+def _eligible_pin(empty: EmptyStep) -> str:
     return "a pin to an eligible worker, or no pin"
 
 
@@ -152,7 +152,7 @@ _ADMITS: Final[dict[str, Callable[[EmptyStep], str]]] = {
     "served_name": _served_name,
     "role": _role,
     "direct": _direct,
-    "allowed": _allowed,
+    "allowed": _eligible_pin,
     "available": _available,
     "domain": _domain,
     "taints": _taints,

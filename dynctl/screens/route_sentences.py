@@ -79,7 +79,7 @@ def _input_ages(result: RouteResult) -> Iterator[float]:
                     yield oldest
 
 
-def counted(result: RouteResult, number: int, noun: str = "") -> str:
+def token_count_text(result: RouteResult, number: int, noun: str = "") -> str:
     """Tokens or blocks of the prompt: ``~450 tokens`` where the prompt was not tokenized."""
     text = plural(number, noun) if noun else f"{number:,}"
     return f"~{text}" if result.tokens_estimated else text
@@ -226,7 +226,7 @@ def _prefill_load(hop: DecisionResult, result: RouteResult) -> Iterator[str]:
     load = hop.prefill_load
     if load is not UNSET:
         yield (
-            f"prefill of {counted(result, load.tokens, 'token')} is predicted to take "
+            f"prefill of {token_count_text(result, load.tokens, 'token')} is predicted to take "
             f"{load.seconds * 1e3:,.3g} ms ({load.model})"
         )
 

@@ -140,7 +140,7 @@ def threshold_change(result: ThresholdChange, canvas: Canvas) -> str:
     if result.ranks:
         lines += ["", *_effects(result.ranks, canvas)]
     if result.waited is not None:
-        lines += ["", *_waited(result.waited, canvas)]
+        lines += ["", *_waited_lines(result.waited, canvas)]
     if result.canary is not None:
         lines += ["", *_canary(result.canary, canvas)]
     for note in result.notes:
@@ -211,7 +211,7 @@ def _by_rank(ranks: Sequence[RankEffect]) -> list[tuple[RankEffect, list[str]]]:
     return list(by_rank.values())
 
 
-def _waited(waited: Waited, canvas: Canvas) -> Iterator[str]:
+def _waited_lines(waited: Waited, canvas: Canvas) -> Iterator[str]:
     if waited.acts:
         yield f"in effect on every replica after {waited.seconds:.1f} s"
     else:
@@ -240,7 +240,7 @@ def _canary(verdict: CanaryVerdict, canvas: Canvas) -> Iterator[str]:
     if verdict.why:
         yield from canvas.paragraph(verdict.why, first="  ", rest="    ")
     for condition in verdict.conditions:
-        value = _measured(condition.condition, condition.value)
+        value = _measured_text(condition.condition, condition.value)
         requests = plural(condition.requests, "request")
         text = f"{condition.state:<9} {condition.condition}: {value} on {requests}"
         if condition.state == "unknown" and condition.value is not None:
@@ -248,7 +248,7 @@ def _canary(verdict: CanaryVerdict, canvas: Canvas) -> Iterator[str]:
         yield from canvas.paragraph(text, first="  ", rest="    ")
 
 
-def _measured(condition: str, value: float | None) -> str:
+def _measured_text(condition: str, value: float | None) -> str:
     if value is None:
         return "unknown"
     if condition.startswith(("ttft", "itl")):

@@ -14,7 +14,7 @@ from typing import Final
 
 from dynctl.documents.verify import CellState, ChainCell, CustodyRow, VerifyReport
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.checks import checked, joined, sums, titled
+from dynctl.screens.checks import join_lines, report_sections, section_heading, sums
 from dynctl.screens.columns import GAP, Column, Fitted, fit, visible
 from dynctl.screens.numbers import middle, plural
 
@@ -75,8 +75,13 @@ class ChainLine:
 
 def verify_report(report: VerifyReport, canvas: Canvas) -> str:
     """All checks, the table of workers, then the totals."""
-    lines = [*checked(report, canvas), *_chain(report.chain, canvas), "", *sums(report, canvas)]
-    return joined(lines)
+    lines = [
+        *report_sections(report, canvas),
+        *_chain(report.chain, canvas),
+        "",
+        *sums(report, canvas),
+    ]
+    return join_lines(lines)
 
 
 def _chain(rows: Sequence[CustodyRow], canvas: Canvas) -> Iterator[str]:
@@ -85,20 +90,20 @@ def _chain(rows: Sequence[CustodyRow], canvas: Canvas) -> Iterator[str]:
     domains = {row.domain for row in rows if row.domain}
     domain = domains.pop() if len(domains) == 1 else ""
     title = f"chain of custody: {domain}" if domain else "chain of custody"
-    yield from titled(middle(title, canvas.screen_width), canvas)
+    yield from section_heading(middle(title, canvas.screen_width), canvas)
     shown, fitted = _drawing(rows, domain, canvas)
     if canvas.headings:
         yield canvas.faint(fitted.heading())
     for line in shown:
         text = fitted.line(line)
-        yield canvas.faint(text) if line.quiet else _marked(text, canvas)
+        yield canvas.faint(text) if line.quiet else _mark_difference(text, canvas)
     hidden = len(rows) - sum(line.count for line in shown)
     if hidden:
         yield f"and {plural(hidden, 'more worker')} with a difference (-o wide shows all)"
     yield from _legend(rows, shown, canvas)
 
 
-def _marked(text: str, canvas: Canvas) -> str:
+def _mark_difference(text: str, canvas: Canvas) -> str:
     """A line with its first difference in bold."""
     return _DIFFERENCE.sub(lambda match: canvas.bold(match[0]), text, count=1)
 
@@ -122,7 +127,7 @@ def _ways(rows: Sequence[CustodyRow], domain: str, wide: bool) -> Iterator[Seque
     and with the graph's name left out."""
     for links in (LinkText.VALUES, LinkText.FIRST) if wide else (LinkText.BROKEN,):
         lines = _lines(rows, domain, links)
-        shown = lines if wide else _limited(lines)
+        shown = lines if wide else _limit_lines(lines)
         yield shown
         yield _without_graph(rows, shown)
 
@@ -192,7 +197,7 @@ def _lines(rows: Sequence[CustodyRow], domain: str, links: LinkText) -> list[Cha
     return lines
 
 
-def _limited(lines: Sequence[ChainLine]) -> list[ChainLine]:
+def _limit_lines(lines: Sequence[ChainLine]) -> list[ChainLine]:
     """At most _MOST_LINES lines of workers with a break or finding, and all other lines."""
     troubled = [line for line in lines if not line.quiet]
     return [*troubled[:_MOST_LINES], *(line for line in lines if line.quiet)]

@@ -40,7 +40,12 @@ def worker_columns(workers: Sequence[WorkerRow]) -> list[Column[WorkerRow]]:
         number_column("prefill_tokens", "PREFILL", _sum_of("active_prefill_tokens"), rank=3),
         number_column("decode_blocks", "DECODE", _sum_of("active_decode_blocks"), rank=3),
         Column(
-            "cached_blocks", "CACHED", _sum_of("cached_blocks"), text=_cached, right=True, rank=2
+            "cached_blocks",
+            "CACHED",
+            _sum_of("cached_blocks"),
+            text=_cached_text,
+            right=True,
+            rank=2,
         ),
         Column("index", "INDEX", _index_state, text=_index),
         Column("model", "MODEL", lambda w: w.model, rank=7, wide=True),
@@ -51,7 +56,7 @@ def worker_columns(workers: Sequence[WorkerRow]) -> list[Column[WorkerRow]]:
     ]
 
 
-def ordered(workers: Sequence[WorkerRow], domain: str | None = None) -> list[WorkerRow]:
+def sort_workers(workers: Sequence[WorkerRow], domain: str | None = None) -> list[WorkerRow]:
     """The workers by model, ``domain``, role and name; workers without the domain come last.
 
     ``domain``: None for the first domain column, which is zone where workers publish it.
@@ -162,21 +167,21 @@ def worker_status(worker: WorkerRow) -> str:
 def cordon_change(result: CordonChange, canvas: Canvas) -> str:
     """What changed for the worker, what still runs there, and what is left for new requests."""
     if not result.cordoned:
-        return f"{result.worker} {_uncordoned(result)}\n"
-    lines = [_cordoned(result), _others_take_requests(result)]
+        return f"{result.worker} {_uncordoned_text(result)}\n"
+    lines = [_cordoned_text(result), _others_take_requests(result)]
     text = canvas.paragraphs(lines, rest="")
     if result.applied:
         text += f"undo: dynctl workers uncordon {result.worker}\n"
     return text
 
 
-def _uncordoned(result: CordonChange) -> str:
+def _uncordoned_text(result: CordonChange) -> str:
     if not result.before:
         return "was not cordoned"
     return "may be chosen again" if result.applied else "would be chosen again"
 
 
-def _cordoned(result: CordonChange) -> str:
+def _cordoned_text(result: CordonChange) -> str:
     if result.before:
         done = "is cordoned already"
     else:
@@ -305,7 +310,7 @@ def _status(worker: WorkerRow) -> str:
     return f"ready, {busy} of {len(worker.ranks)} ranks busy" if busy else "ready"
 
 
-def _cached(worker: WorkerRow) -> str:
+def _cached_text(worker: WorkerRow) -> str:
     """Cached blocks; ``-`` if the worker does not report them."""
     total = sum(rank.cached_blocks for rank in worker.ranks)
     state = _index_state(worker)

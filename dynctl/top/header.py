@@ -14,7 +14,7 @@ from dynctl.base.quantities import percent
 from dynctl.documents.fleet_load import Rates
 from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.snapshot import DomainView, Meter, Snapshot
-from dynctl.screens.cells import cells, padded
+from dynctl.screens.cells import cells, pad_cells
 from dynctl.screens.decisions import clock
 from dynctl.screens.numbers import age, amount, count, middle
 from dynctl.screens.topology import policy_text
@@ -58,14 +58,14 @@ def header(
     counted = history is not None and not isinstance(snapshot.header.traffic, UnsetType)
     uncounted = snapshot.unknown("rates") if history is not None and not counted else None
     return [
-        [(f" {padded(first, room)} ", BOLD), (time_of_day, BOLD)],
+        [(f" {pad_cells(first, room)} ", BOLD), (time_of_day, BOLD)],
         *([rates_line(history, snapshot.at, BLOCKS, width)] if counted and history else []),
         *(
             [plain(middle(f" requests/s unknown: {uncounted.unknown}", width), DIM)]
             if uncounted
             else []
         ),
-        [(f" {padded(second, room_below)} ", PLAIN), (word, style)],
+        [(f" {pad_cells(second, room_below)} ", PLAIN), (word, style)],
     ]
 
 

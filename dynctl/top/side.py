@@ -11,7 +11,7 @@ from rich.style import Style
 from dynctl.base.quantities import percent
 from dynctl.documents.snapshot import DecisionLine, DomainView, Snapshot
 from dynctl.documents.workers import WorkerRow
-from dynctl.screens.cells import padded
+from dynctl.screens.cells import pad_cells
 from dynctl.screens.numbers import count, middle, plural
 from dynctl.top.header import queue
 from dynctl.top.marks import BAD, BOLD, DIM, PLAIN, WARN, Line, Marks, role_style, zone_style
@@ -59,7 +59,7 @@ def _bar(text: str, style: Style, share: float, beside: str, marks: Marks, width
     room = max(4, width - _NAME - len(beside) - 5)
     filled = max(1, round(share * room)) if share > 0 else 0
     return (
-        (f"  {padded(middle(text, _NAME), _NAME)} ", style),
+        (f"  {pad_cells(middle(text, _NAME), _NAME)} ", style),
         (marks.full * filled, style),
         (" " * (room - filled), PLAIN),
         (f" {beside}", PLAIN),
@@ -147,7 +147,7 @@ def _fullest(
         value = row.domains.get(domain or "", "")
         yield (
             ("  ", PLAIN),
-            (padded(middle(row.name, _NAME), _NAME), role_style(row.role)),
+            (pad_cells(middle(row.name, _NAME), _NAME), role_style(row.role)),
             (" ", PLAIN),
             (marks.bar(share, room, limit), WARN if row.busy else zone_style(value, zones)),
             (f" {percent(share):>5}", PLAIN),

@@ -41,7 +41,7 @@ from dynctl.screens.decisions import (
 from dynctl.screens.numbers import age, plural
 from dynctl.screens.route import ExplainScreen
 from dynctl.screens.topology import topology_notes
-from dynctl.screens.workers import ordered
+from dynctl.screens.workers import sort_workers
 from dynctl.top.columns import (
     alert_table,
     domain_table,
@@ -367,7 +367,7 @@ def _workers(
     columns = worker_table(snapshot)
     rows = [
         row
-        for row in ordered(snapshot.workers, domain)
+        for row in sort_workers(snapshot.workers, domain)
         if (not view.place or _in(view.place, domain, row.domains))
         and (not view.text or view.text.lower() in _words(row))
     ]

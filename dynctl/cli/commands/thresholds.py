@@ -61,7 +61,7 @@ def get_thresholds(
     """
     from dynctl.base.errors import ExitCode
     from dynctl.cli.threshold_list import threshold_list
-    from dynctl.screens.render import Listed, doubted, show_list
+    from dynctl.screens.render import Listed, show_list, write_doubts
     from dynctl.sources.connect import connect
 
     source = connect(options)
@@ -77,7 +77,7 @@ def get_thresholds(
             return result, None
 
         show_list(options, read, watch=watch)
-    doubted(doubts)
+    write_doubts(doubts)
     if not agree:
         return ExitCode.NO
     return ExitCode.UNREACHABLE if silent else ExitCode.YES
@@ -498,7 +498,7 @@ def watch_thresholds(
 
     from dynctl.base.errors import ExitCode, UsageProblem
     from dynctl.screens.numbers import plural
-    from dynctl.screens.render import doubted, talk
+    from dynctl.screens.render import talk, write_doubts
     from dynctl.screens.streaming import ThresholdStream
     from dynctl.sources.connect import connect
     from dynctl.sources.thresholds.watch import ThresholdWatch
@@ -516,7 +516,7 @@ def watch_thresholds(
             watching = stack.enter_context(ThresholdWatch(replicas, rate, stream.put))
             ranks = [rank for state in watching.first for rank in state.ranks.items()]
             busy = {key for key, state in ranks if state.busy}
-            doubted(source.doubts)
+            write_doubts(source.doubts)
             talk(
                 f"watching {plural(len(replicas), 'replica')}: "
                 f"{plural(len(dict(ranks)), 'rank')}, {len(busy):,} busy"

@@ -33,7 +33,7 @@ def show_topology(
 
     from dynctl.planning.domain_capacity import topology_show
     from dynctl.screens.columns import sort_rows
-    from dynctl.screens.render import Listed, doubted, show_list
+    from dynctl.screens.render import Listed, show_list, write_doubts
     from dynctl.screens.topology import domain_columns, topology_rows_only
     from dynctl.screens.workers import no_match
     from dynctl.sources.connect import connect
@@ -59,5 +59,5 @@ def show_topology(
         return result, screen
 
     show_list(options, read, watch=watch)
-    doubted(doubts)
+    write_doubts(doubts)
     return 0

@@ -44,8 +44,8 @@ def list_workers(
     from dynctl.base.errors import UsageProblem
     from dynctl.documents.workers import WorkerList
     from dynctl.screens.columns import sort_rows
-    from dynctl.screens.render import Listed, doubted, show_list
-    from dynctl.screens.workers import no_match, ordered, worker_columns, worker_rows_only
+    from dynctl.screens.render import Listed, show_list, write_doubts
+    from dynctl.screens.workers import no_match, sort_workers, worker_columns, worker_rows_only
     from dynctl.sources.connect import connect
     from dynctl.sources.query import Selector
     from router_core import Role
@@ -65,7 +65,7 @@ def list_workers(
             and role in (None, row.role)
             and wanted.matches(row)
         ]
-        rows = ordered(rows)
+        rows = sort_workers(rows)
         if sort_by is not None:
             rows = sort_rows(worker_columns(rows), rows, sort_by)
         screen: Any = worker_rows_only if no_headers else None
@@ -75,7 +75,7 @@ def list_workers(
         return WorkerList(source.title, rows, others), screen
 
     show_list(options, read, watch=watch)
-    doubted(source.doubts)
+    write_doubts(source.doubts)
     return 0
 
 
@@ -86,7 +86,7 @@ def show_worker(
     """Show one worker: card, KV-transfer policy, taints, load and data age of each rank."""
     from dynctl.base.naming import resolve_worker
     from dynctl.documents.workers import WorkerDetail
-    from dynctl.screens.render import doubted, emit
+    from dynctl.screens.render import emit, write_doubts
     from dynctl.sources.connect import connect
 
     source = connect(options)
@@ -94,7 +94,7 @@ def show_worker(
     worker_id = resolve_worker(worker, [(row.worker_id, row.name) for row in rows])
     row = next(row for row in rows if row.worker_id == worker_id)
     emit(WorkerDetail(source.title, row), options)
-    doubted(source.doubts)
+    write_doubts(source.doubts)
     return 0
 
 

@@ -15,7 +15,7 @@ from rich.style import Style
 from dynctl.documents.snapshot import Alert, DomainView, Snapshot
 from dynctl.documents.workers import WorkerRow
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.cells import padded
+from dynctl.screens.cells import pad_cells
 from dynctl.screens.columns import GAP, Column, Fitted, table
 from dynctl.top.filter import RowFilter
 from dynctl.top.history import History
@@ -135,8 +135,8 @@ class PanelContent(ABC, Generic[Row]):
         pieces: list[tuple[str, Style]] = []
         for column, width in zip(fitted.columns, fitted.widths, strict=True):
             # Names differ at both ends, sentences at the beginning.
-            text = column.shortened(column.cell(row), width)
-            shown = padded(text, width, right=column.right)
+            text = column.shorten(column.cell(row), width)
+            shown = pad_cells(text, width, right=column.right)
             pieces += [(shown, self.cell_style(row, column.key)), (" " * GAP, PLAIN)]
         return pieces[:-1]
 

@@ -9,7 +9,7 @@ from rich.style import Style
 
 from dynctl.documents.snapshot import DecisionLine, Meter, Part, Snapshot
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.cells import beginning, cells, padded
+from dynctl.screens.cells import beginning, cells, pad_cells
 from dynctl.screens.columns import GAP, Fitted, fit, visible
 from dynctl.screens.decisions import outcome_text, refusal
 from dynctl.top.columns import decision_table, hands_over_roles
@@ -119,7 +119,7 @@ class DecisionContent(PanelContent[DecisionLine]):
         for column, width in zip(fitted.columns, fitted.widths, strict=True):
             if column.key in ("prefill", "decode"):
                 break
-            texts.append(padded(beginning(column.cell(row), width), width))
+            texts.append(pad_cells(beginning(column.cell(row), width), width))
         text = (" " * GAP).join([*texts, refusal(row)])
         return plain(text if cells(text) <= room else beginning(text, room - 2) + "..")
 

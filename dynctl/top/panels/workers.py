@@ -10,7 +10,7 @@ from rich.style import Style
 from dynctl.documents.snapshot import stale_reason
 from dynctl.documents.workers import WorkerRow
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.workers import ordered
+from dynctl.screens.workers import sort_workers
 from dynctl.top.columns import why, worker_table
 from dynctl.top.details import worker_text
 from dynctl.top.filter import worker_words
@@ -31,7 +31,7 @@ class WorkerContent(PanelContent[WorkerRow]):
         """Sick workers first, then by domain, role and name."""
         snapshot = scene.snapshot
         every_s = snapshot.load_every_s
-        workers = sick_first(ordered(snapshot.workers, scene.view.domain), every_s)
+        workers = sick_first(sort_workers(snapshot.workers, scene.view.domain), every_s)
         ready = [row for row in workers if row.status == "ready"]
         busy = sum(row.busy for row in ready)
         stale = sum(stale_reason(row, every_s) is not None for row in ready)
@@ -53,7 +53,7 @@ class WorkerContent(PanelContent[WorkerRow]):
 
     def lines(self, scene: Scene, canvas: Canvas) -> Iterator[str]:
         snapshot = scene.snapshot
-        workers = ordered(snapshot.workers, scene.view.domain)
+        workers = sort_workers(snapshot.workers, scene.view.domain)
         yield from table_lines(worker_table(snapshot), workers, canvas)
 
     def row_name(self, row: WorkerRow) -> str:

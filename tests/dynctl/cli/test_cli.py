@@ -428,12 +428,12 @@ def test_colour_needs_a_terminal_and_leave(variable, monkeypatch, tmp_path):
     monkeypatch.setenv("TERM", "xterm")
     if variable is not None:
         monkeypatch.setenv(variable, "1")
-    canvas = Canvas.of(GlobalOptions(), Terminal())  # type: ignore[arg-type]
+    canvas = Canvas.from_options(GlobalOptions(), Terminal())  # type: ignore[arg-type]
     assert canvas.color is (variable is None)
     assert canvas.width == 80
-    assert not Canvas.of(GlobalOptions(no_color=True), Terminal()).color  # type: ignore[arg-type]
+    assert not Canvas.from_options(GlobalOptions(no_color=True), Terminal()).color  # type: ignore[arg-type]
     with (tmp_path / "file").open("w") as file:
-        assert Canvas.of(GlobalOptions(), file) == Canvas(None)
+        assert Canvas.from_options(GlobalOptions(), file) == Canvas(None)
 
 
 @pytest.mark.parametrize(
@@ -463,7 +463,7 @@ def test_block_characters_need_a_terminal_that_draws_them(monkeypatch, encoding,
     monkeypatch.setenv("TERM", term)
     # NO_COLOR concerns colors only.
     monkeypatch.setenv("NO_COLOR", "1")
-    canvas = Canvas.of(GlobalOptions(), terminal)  # type: ignore[arg-type]
+    canvas = Canvas.from_options(GlobalOptions(), terminal)  # type: ignore[arg-type]
     assert (canvas.unicode, canvas.color) == (blocks, False)
 
 

@@ -103,7 +103,7 @@ def test_colors_only_repeat_the_words():
 
 def test_own_colors_reach_the_terminal(capsys: pytest.CaptureFixture[str]):
     def screen(_: object, canvas: Canvas) -> str:
-        return Canvas(color=True).colored("FAIL", Color.RED) + "\x1b[5m\n"
+        return Canvas(color=True).paint("FAIL", Color.RED) + "\x1b[5m\n"
 
     emit(None, GlobalOptions(), screen=screen)
     assert capsys.readouterr().out == "\x1b[31mFAIL\x1b[0m?[5m\n"
