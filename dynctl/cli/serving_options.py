@@ -246,6 +246,17 @@ class ServingOptions:
         ),
         Needs(dynamo=True),
     ] = None
+    model_return_time: Annotated[
+        float,
+        typer.Option(
+            "--model-return-time",
+            metavar="DURATION",
+            parser=seconds(0.0),
+            help="Answer 503 with retry-after, not 404, for a model whose last worker left within "
+            "this time.",
+            rich_help_panel=WORKERS,
+        ),
+    ] = 60.0
     system_port: Annotated[
         int | None,
         typer.Option(
@@ -280,7 +291,7 @@ OBSERVING = fields_of(
     ServingOptions,
     without=(
         *("worker", "workers_file", "trust_template", "tokenizer", "model_name", "block_size"),
-        *("log_decisions", "drain_timeout"),
+        *("log_decisions", "drain_timeout", "model_return_time"),
     ),
 )
 
@@ -384,7 +395,11 @@ def frontend_config(
         record_bytes=recording,
         index_memory_bytes=index,
         index_peers=peers,
-        limits=Limits(drain_s=serving.drain_timeout, **limits_of(access)),
+        limits=Limits(
+            drain_s=serving.drain_timeout,
+            model_return_s=serving.model_return_time,
+            **limits_of(access),
+        ),
         health=health_of(access),
         replicas=replicas,
         start_s=serving.start_timeout,

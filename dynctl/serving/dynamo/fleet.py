@@ -60,6 +60,8 @@ _LOAD_S: Final = 3600.0
 _MOST_PORT: Final = 65535
 #: The endpoint under which a router of Dynamo 1.3 is registered.
 _ROUTER_ENDPOINT: Final = "router-discovery"
+#: Tokenizers that are kept of models without workers.
+_KEPT: Final = 4
 _LOADING: Final = "the files of its model are not read yet"
 
 
@@ -448,7 +450,10 @@ class DynamoFleet(Fleet):
             if (item := self._first(model, name or None)) is not None
         }
         wanted = {(model, files) for (model, _), files in self._files.items()}
-        for key in self._models.keys() - wanted:
+        unused = [key for key in self._models if key not in wanted]
+        loaded = [key for key in unused if self._models[key].tokenizer is not None]
+        # Workers restart: their model's tokenizer need not be loaded again.
+        for key in set(unused).difference(loaded[-_KEPT:]):
             gone = self._models.pop(key)
             if gone.task is not None:
                 gone.task.cancel()

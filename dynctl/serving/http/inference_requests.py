@@ -191,7 +191,11 @@ class RequestReader:
 
     def unknown_model(self, model: str) -> HttpError:
         """As :func:`dynctl.serving.routing.refusal.unknown_model`."""
-        return unknown_model(model, self._service.models(), self._service.may_serve(model))
+        service = self._service
+        left_s = service.served.left_for(model, service.clock())
+        if left_s is not None and left_s >= self._config.limits.model_return_s:
+            left_s = None
+        return unknown_model(model, service.models(), service.may_serve(model), left_s=left_s)
 
     def routed_model(self, name: str) -> str:
         """The model that a request for ``name`` is routed by; without a name the only one that is

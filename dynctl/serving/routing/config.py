@@ -32,7 +32,8 @@ class Limits:
     within ``first_output_s``, None: as measured (see `dynctl.serving.engines.ejection`). A stream
     may pause for ``idle_s`` and has at most ``stream_answer_bytes``. ``attempts`` counts dispatches
     of one request, the first included. ``stream_silence_s`` bounds the pause between two messages
-    of a gateway about a request that was routed.
+    of a gateway about a request that was routed. ``model_return_s``: how long after its last worker
+    left a model is answered as unavailable, not as unknown.
     """
 
     body_bytes: int = 16 * 1024 * 1024
@@ -55,6 +56,7 @@ class Limits:
     stream_silence_s: float = 3600.0
     drain_s: float = 30.0
     workers: int = 4096
+    model_return_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,13 +113,28 @@ def internal_error(decision_id: str = "") -> HttpError:
 
 
 def unknown_model(
-    model: str, served: Iterable[str], unread: Sequence[WorkerRow], *, by: str = "frontend"
+    model: str,
+    served: Iterable[str],
+    unread: Sequence[WorkerRow],
+    *,
+    by: str = "frontend",
+    left_s: float | None = None,
 ) -> HttpError:
     """The error for a model that no registered worker serves. ``unread``: the engines that may
     serve it, since they were not read yet; without one the answer is sure, a 404, else a 503.
-    ``model`` empty: the request names none."""
+    ``left_s``: seconds since its last worker left, where it may return: also a 503. ``model``
+    empty: the request names none."""
     known = ", ".join(sorted(served)) or "none yet"
     shown = f"model {model[:200]!r}" if model else "a model"
+    if left_s is not None:
+        return HttpError(
+            503,
+            f"{shown} has no worker: the last one left {left_s:,.0f} s ago; try again",
+            "service_unavailable",
+            "model_has_no_worker",
+            param="model",
+            headers={"retry-after": "1"},
+        )
     if not unread:
         return HttpError(
             404,

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Final
 
 from router_core import Pin, Role, Router, Worker
 
@@ -21,6 +22,10 @@ class _Pool:
         self.context_length = None if known is None or length is None else max(known, length)
 
 
+#: Names without workers whose time is remembered.
+_MOST_LEFT: Final = 1000
+
+
 class ServedModels:
     """Facts of models, by the workers of a router; :meth:`update` after each change of workers.
 
@@ -30,6 +35,10 @@ class ServedModels:
     def __init__(
         self, router: Router, sample: Callable[[], float], default_block_size: int
     ) -> None:
+        #: Name of a model without workers -> when the last one left.
+        self._left: dict[str, float] = {}
+        #: Name that requests may use -> its model.
+        self._names: Mapping[str, str] = {}
         self._router = router
         self._registry = router.registry
         self._sample = sample
@@ -64,6 +73,12 @@ class ServedModels:
         """The name that the workers of a request must serve, where it is not their model's own:
         an alias or an adapter, which a part of them may have."""
         return name if name in self.aliases or name in self.adapters else None
+
+    def left_for(self, name: str, now: float) -> float | None:
+        """Seconds since the last worker of a model left, also by its other names; None for one
+        that is served or was never."""
+        left_at = self._left.get(name)
+        return None if left_at is None else now - left_at
 
     # -- facts -------------------------------------------------------------------------------
 
@@ -146,7 +161,7 @@ class ServedModels:
 
     # -- changes -----------------------------------------------------------------------------
 
-    def update(self) -> None:
+    def update(self, now: float) -> None:
         """Workers came, left or changed."""
         self._pools, self._other_sizes = {}, {}
         sets: dict[str, dict[str, list[int]]] = {}
@@ -170,6 +185,20 @@ class ServedModels:
             model: named for model, named in sets.items() if len(named) > 1 or model in outside
         }
         self._name_models()
+        self._note_left(now)
+
+    def _note_left(self, now: float) -> None:
+        served = self._registry.models()
+        before = self._names
+        bases = {name: base for name, (base, _) in self.adapters.items()}
+        self._names = {**self.aliases, **bases, **{model: model for model in served}}
+        for name, model in before.items():
+            if name not in self._names and model not in served:
+                self._left[name] = now
+        for name in self._left.keys() & self._names.keys():
+            del self._left[name]
+        while len(self._left) > _MOST_LEFT:
+            del self._left[next(iter(self._left))]
 
     def _add(self, worker: Worker, worker_set: str | None) -> _Pool:
         facts = worker.runtime_config

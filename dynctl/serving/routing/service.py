@@ -584,7 +584,7 @@ class RoutingService:
             if self.unseen_prefills.running:
                 self.unseen_prefills.stored(change)
         elif isinstance(change, (WorkerUpserted, WorkerLost, ConfigSet)) and applied.ok:
-            self.served.update()
+            self.served.update(now)
             self._health.fleet_changed(self.served.mismatches())
         return applied
 

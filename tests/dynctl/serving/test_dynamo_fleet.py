@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -75,6 +76,11 @@ class Site:
         }  # fmt: skip
         model = {"type": "Model", **at, "instance_id": number, "card_json": body}
         return [self.put("instances", key, instance), self.put("mdc", key, model)]
+
+    def leave(self) -> None:
+        """All workers deregister."""
+        for path in self.root.glob("v1/*/*"):
+            path.unlink()
 
     async def ask(self, headers: Mapping[str, str] = {}, **fields: Any) -> tuple[int, str]:
         body = {"model": "demo", "prompt": "x", "max_tokens": 8, **fields}
@@ -298,6 +304,52 @@ async def test_an_adapter_is_routed_by_its_base_model_and_goes_when_its_card_goe
         card.unlink()
         await until(lambda: service.served.base_model("law") is None)
         assert (await made.ask(model="law"))[0] == 404
+        assert (await made.ask())[0] == 200
+
+
+async def test_a_model_whose_last_worker_left_is_awaited(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with site(store, Fault.NONE) as made:
+        assert (await made.ask())[0] == 200
+        made.leave()
+        service = made.frontend.service
+        await until(lambda: not service.models())
+        url = f"{made.frontend.url}/v1/completions"
+        body = {"model": "demo", "prompt": "x"}
+        async with made.client.post(url, json=body) as response:
+            assert (response.status, response.headers["retry-after"]) == (503, "1")
+            problem = (await response.json())["error"]
+        assert problem["code"] == "model_has_no_worker"
+        assert "the last one left 0 s ago" in problem["message"]
+        assert (await made.ask(model="never"))[0] == 404
+        clock = service.clock
+        monkeypatch.setattr(service, "clock", lambda: clock() + 61)
+        assert (await made.ask())[0] == 404
+        monkeypatch.undo()
+        made.register(0xA1, made.workers[0])
+        await until(lambda: service.models())
+        assert (await made.ask())[0] == 200
+
+
+async def test_a_tokenizer_stays_while_its_model_has_no_worker(store: Path) -> None:
+    from blake3 import blake3
+
+    raw = (DEMO_MODEL_DIR / "tokenizer.json").read_bytes()
+    source = store / "tokenizer.json"
+    source.write_bytes(raw)
+    file = {
+        "path": str(source), "checksum": "blake3:" + blake3(raw).hexdigest(), "size": len(raw)
+    }  # fmt: skip
+    async with fake_endpoint(output) as endpoint, site(store, model_path=None) as made:
+        made.register(0xA0, endpoint, tokenizer={"hf_tokenizer_json": file})
+        await until(lambda: made.ready() == 1)
+        made.leave()
+        await until(lambda: not made.frontend.service.models())
+        source.unlink()
+        shutil.rmtree(store / "cache")
+        made.register(0xA1, endpoint, tokenizer={"hf_tokenizer_json": file})
+        await until(lambda: made.ready() == 1)
         assert (await made.ask())[0] == 200
 
 
