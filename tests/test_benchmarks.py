@@ -8,6 +8,7 @@ import pytest
 
 from tests.bench.harness import NAMES, Median, Options, Row, in_own_process, row, rows_of
 from tests.bench.results import Bench, Run, read, save
+from tests.docs.benchmarks_page import benchmarks_page
 
 FILES = sorted((Path(__file__).parent / "bench").glob("bench_*.py"))
 
@@ -40,6 +41,10 @@ def test_a_saved_run_is_read_again(tmp_path: Path) -> None:
     assert [measured.met for measured in again.benches["b"].rows] == [False, True]
     assert again.benches["b"].rows[1].value == 123500.0
     assert (again.commit, again.peers) == (run.commit, run.peers)
+
+
+def test_the_page_is_short() -> None:
+    assert len(benchmarks_page().splitlines()) <= 150
 
 
 def test_a_dearer_request_fails_the_guard(capsys: pytest.CaptureFixture[str]) -> None:

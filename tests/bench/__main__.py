@@ -40,17 +40,23 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def run(names: Sequence[str], options: Options, *, save: bool) -> None:
+def run(names: Sequence[str], options: Options, *, save: bool) -> list[str]:
     """Run benchmarks one after the other, and show the rows of each; ``save`` keeps them, those of
-    a run that is interrupted too."""
+    a run that is interrupted too. Returns those that failed."""
     versions = {name: results.version_of(name, path) for name, path in options.peers.items()}
     date, commit, machine = results.now(), results.commit(), results.machine()
     console = Console(width=120)
     console.print(f"{machine}, commit {commit or 'unknown'}", highlight=False)
     benches: dict[str, results.Bench] = {}
+    failed = []
     for name in names:
         load, began = os.getloadavg()[0], time.monotonic()
-        rows = in_own_process(rows_of, name, options)
+        try:
+            rows = in_own_process(rows_of, name, options)
+        except Exception:
+            console.print_exception(max_frames=5)
+            failed.append(name)
+            continue
         seconds = time.monotonic() - began
         benches[name] = results.Bench(rows, round(load, 1), round(seconds, 1))
         console.print(table_of(name, rows))
@@ -58,6 +64,7 @@ def run(names: Sequence[str], options: Options, *, save: bool) -> None:
         if save:
             saved = results.save(results.Run(commit, date, machine, versions, benches))
             console.print(str(saved), highlight=False)
+    return failed
 
 
 def peer(text: str) -> tuple[str, str]:
@@ -81,7 +88,8 @@ def main() -> None:
     if unknown := set(arguments.names) - set(NAMES):
         parser.error(f"{', '.join(sorted(unknown))}: expected {', '.join(NAMES)}")
     options = Options(arguments.smoke, dict(arguments.peer))
-    run(arguments.names or NAMES, options, save=arguments.save)
+    if failed := run(arguments.names or NAMES, options, save=arguments.save):
+        raise SystemExit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":
