@@ -112,7 +112,6 @@ class DynamoFleet(Fleet):
             runtime=ObserverRuntime(service.tasks, self.index),
         )
         service.tokenizers.engine = None  # workers get tokens, and make none
-        service.salts_each_block = True
         self._title = planes.title
         self.discovery = planes.discovery
         self.requests = planes.requests

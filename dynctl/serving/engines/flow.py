@@ -29,8 +29,7 @@ from dynctl.serving.engines.first_output import first_events, whole_answer
 from dynctl.serving.engines.fleet import Fleet
 from dynctl.serving.engines.response_stream import EngineStream
 from dynctl.serving.routing.config import Limits
-from dynctl.serving.routing.placement import Placement
-from dynctl.serving.routing.service import RoutingService, excluding
+from dynctl.serving.routing.service import Placement, RoutingService, excluding
 from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.wire.engine_kinds.handoff import bootstrap_room
 from router_core import Decision, Role, RoutingPlan, RoutingRequest
@@ -459,8 +458,9 @@ class RequestFlow:
             self._fleet.report_failure(worker.worker_id, failure)
             course.lost[worker.worker_id] = _failed_now(failure)
         later = self._dispatch.moved(call, response)
-        salt = None if call.parsed is None else service.salt_of(call.parsed)
-        request = service.rehashed(call.request, later.token_ids or (), salt)
+        preparation = service.preparation
+        salt = None if call.parsed is None else preparation.salt_of(call.parsed)
+        request = preparation.rehashed(call.request, later.token_ids or (), salt)
         later = replace(later, request=excluding(request, course.lost, service.router.registry))
         _log.warning("request %s: %s; it goes on with another worker", call.request.id, failure)
         try:
@@ -468,7 +468,6 @@ class RequestFlow:
         except (Refused, HandoffRefused, GaveUp) as error:
             raise failure from error
         course.plan, course.companion = answer.course.plan, answer.course.companion
-        service.moved += 1
 
     # -- trying again ----------------------------------------------------------------------
 

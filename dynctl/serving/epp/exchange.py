@@ -34,10 +34,10 @@ from dynctl.serving.http.inference_responses import (
 from dynctl.serving.http.json_responses import bad_request, nested_too_deeply
 from dynctl.serving.records.recorder import tenant_of
 from dynctl.serving.routing.config import Limits
-from dynctl.serving.routing.placement import Placement
+from dynctl.serving.routing.preparation import Prepared
 from dynctl.serving.routing.prompts import CHARS_PER_TOKEN, Prompt
 from dynctl.serving.routing.refusal import HttpError, internal_error, overloaded, refusal
-from dynctl.serving.routing.service import Prepared, RoutingService
+from dynctl.serving.routing.service import Placement, RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.wire.directions import DIRECTING, ENGINE_HEADERS, check_directions
 from dynctl.wire.envoy import ext_proc
@@ -417,7 +417,7 @@ class Exchange:
         else:
             if parsed is not None:
                 if parsed.cache_salt:
-                    record.tenant = tenant_of(service.session_secret, parsed.cache_salt)
+                    record.tenant = tenant_of(service.preparation.session_secret, parsed.cache_salt)
                 record.output_limit = parsed.max_tokens
             service.observers.prepared(request, record)
             service.held.add(request.id)
@@ -497,7 +497,7 @@ class Exchange:
         record.model = name or model
         service.observers.received(record)
         note = _NO_BODY if body is None else _OTHER_PATH
-        prepared = await service.prepare(
+        prepared = await service.preparation.prepare(
             model, Prompt(text=""), decision_id=record.decision_id, not_modelled=note,
             lora_name=name if name in service.served.adapters else None,
             served_name=service.served.served_name(name),

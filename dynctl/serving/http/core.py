@@ -28,9 +28,8 @@ from dynctl.serving.routing.config import (
     INDEX_BYTES_PER_BLOCK,
     FrontendConfig,
 )
-from dynctl.serving.routing.placement import LocalPlacement, Placement
 from dynctl.serving.routing.prompts import PromptTokenizers
-from dynctl.serving.routing.service import RoutingService
+from dynctl.serving.routing.service import LocalPlacement, Placement, RoutingService
 from dynctl.serving.routing.transfer_file import configured_table
 from dynctl.settings.policy_file import policy_classes
 from dynctl.tokenization import ModelTokenizer, load_tokenizer
@@ -107,6 +106,7 @@ def build_routing(
         export=export,
         serves_pools=serves_pools,
         reports=requests,
+        salts_each_block=config.dynamo is not None,
     )
     table, size_unknown = configured_table(config.router, config.model_path)
     if table is not None:

@@ -34,14 +34,14 @@ from dynctl.serving.http.keys import ApiKeys
 from dynctl.serving.http.plain_requests import ClientAnswer, ClientHandler, ClientRequest
 from dynctl.serving.records.recorder import tenant_of
 from dynctl.serving.routing.config import FrontendConfig
-from dynctl.serving.routing.placement import Placement
+from dynctl.serving.routing.preparation import Prepared
 from dynctl.serving.routing.refusal import (
     HttpError,
     internal_error,
     overloaded,
     refusal,
 )
-from dynctl.serving.routing.service import Prepared, RoutingService
+from dynctl.serving.routing.service import Placement, RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.wire.anthropic import MessagesRequest
 from dynctl.wire.directions import DIRECTING
@@ -185,7 +185,7 @@ class Inference:
         """Place the request and wait for the first output. Raises HttpError."""
         service, record = self._service, call.record
         if parsed.cache_salt:
-            record.tenant = tenant_of(service.session_secret, parsed.cache_salt)
+            record.tenant = tenant_of(service.preparation.session_secret, parsed.cache_salt)
         record.output_limit = parsed.max_tokens
         service.observers.prepared(prepared.request, record)
         service.held.add(record.decision_id)

@@ -17,9 +17,10 @@ from dynctl.serving.http.inference_responses import client_error
 from dynctl.serving.http.keys import ApiKey, ClientRights
 from dynctl.serving.http.plain_requests import ClientRequest
 from dynctl.serving.routing.config import FrontendConfig
+from dynctl.serving.routing.preparation import Prepared
 from dynctl.serving.routing.prompts import Prompt, cache_key_problem, dynamo_chat, prompts_of
 from dynctl.serving.routing.refusal import HttpError, unknown_model, unknown_pin
-from dynctl.serving.routing.service import Prepared, RoutingService
+from dynctl.serving.routing.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.tokenization import PromptError, TemplateError
 from dynctl.wire.anthropic import parse_messages_request
@@ -163,7 +164,7 @@ class RequestReader:
         self, parsed: ChatRequest | CompletionRequest, key: ApiKey
     ) -> ChatRequest | CompletionRequest:
         """The request with the cache salt of an isolated key, in which its own salt is mixed."""
-        salt = key.cache_salt(self._service.salt_of(parsed))
+        salt = key.cache_salt(self._service.preparation.salt_of(parsed))
         nvext = msgspec.structs.replace(parsed.nvext, cache_salt=None)
         return replace(
             parsed, body=with_cache_salt(parsed.body, salt), cache_salt=salt, nvext=nvext
@@ -224,14 +225,14 @@ class RequestReader:
         limit = served.context_length(base, worker_set)
         try:
             prompts, not_modelled = await self._prompts(received, base, worker_set, limit)
-            prepared = await service.prepare(
+            prepared = await service.preparation.prepare(
                 base,
                 prompts,
                 decision_id=record.decision_id,
                 constraints=nvext.constraints,
                 pin_prefill=pins[0],
                 pin_decode=pins[1],
-                cache_salt=service.salt_of(parsed),
+                cache_salt=service.preparation.salt_of(parsed),
                 lora_name=parsed.model if parsed.model in served.adapters else None,
                 not_modelled=not_modelled,
                 worker_set=worker_set,
@@ -269,7 +270,7 @@ class RequestReader:
             raise client_error(error) from None
         http = received.http
         client = b"" if http is None else client_of(http, self._config.api_token)
-        return self._service.session(name, client)
+        return self._service.preparation.session(name, client)
 
     async def _prompts(
         self, received: Received, base: str, worker_set: str | None, limit: int | None

@@ -72,7 +72,7 @@ class SelectionReader:
             served_name=self._served_name(selection),
             salted=bool(selection.cache_salt),
             is_eagle=eagle,
-            session=self._service.session(selection.session_id),
+            session=self._service.preparation.session(selection.session_id),
             policy_class=selection.policy_class or policy_class_of(http.headers),
             priority=selection.priority,
             strict_priority=selection.strict_priority,

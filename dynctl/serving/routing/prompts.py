@@ -172,19 +172,15 @@ def prompts_of(
         # As in vLLM: with a bounded output one token of context is left for it.
         reserve = 1 if parsed.max_tokens else 0
         keep = None if context_length is None else max(0, context_length - reserve)
-    common: dict[str, Any] = {
-        "add_special_tokens": parsed.add_special_tokens,
-        "keep": keep,
-        "cut": parsed.truncation_side,
-    }
+    special, cut = parsed.add_special_tokens, parsed.truncation_side
     token_data = parsed.nvext.token_data
     if token_data is not None:
-        return [Prompt(token_ids=token_data, **common)], None
+        return [Prompt(token_ids=token_data, add_special_tokens=special, keep=keep, cut=cut)], None
     if isinstance(parsed, CompletionRequest):
         prompts = [
-            Prompt(text=prompt, **common)
+            Prompt(text=prompt, add_special_tokens=special, keep=keep, cut=cut)
             if isinstance(prompt, str)
-            else Prompt(token_ids=prompt, **common)
+            else Prompt(token_ids=prompt, add_special_tokens=special, keep=keep, cut=cut)
             for prompt in parsed.prompts
         ]
         if parsed.unread_tokens:
@@ -202,7 +198,9 @@ def prompts_of(
         chat_template=parsed.chat_template,
         continue_final_message=parsed.continue_final_message,
         request=parsed if parsed.tools else None,
-        **common,
+        add_special_tokens=special,
+        keep=keep,
+        cut=cut,
     )
     return [prompt], reason
 

@@ -87,6 +87,13 @@ class ServedModels:
         pool = self._pools.get((model, worker_set)) or self._pools.get((model, None))
         return self._default_block_size if pool is None else pool.block_size
 
+    def blocks(self, model: str, worker_set: str | None = None) -> tuple[int, bool]:
+        """As :meth:`block_size` and :meth:`is_eagle`."""
+        pool = self._pools.get((model, worker_set))
+        if pool is not None:
+            return pool.block_size, pool.eagle
+        return self.block_size(model), False
+
     def is_eagle(self, model: str, worker_set: str | None = None) -> bool:
         """Whether the workers decode speculatively: a block is complete with the token behind it
         only."""

@@ -5,15 +5,12 @@ requests, and notifies observers (metrics, logs, decision memory). ``serve front
 ``serve router`` are interfaces of the same service.
 """
 
-import hashlib
 import logging
 import random
-import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -21,7 +18,6 @@ import msgspec
 from dynctl.adapters.otlp import SpanExport
 from dynctl.base.quantities import chance
 from dynctl.base.tasks import Supervisor
-from dynctl.base.turns import Apart
 from dynctl.documents.doubts import Doubt, doubt
 from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.route_of_plan import route_result
@@ -32,24 +28,17 @@ from dynctl.health.evaluation import FleetHealth
 from dynctl.planning.prefill_load import PrefillModel, PrefillTimes, predicted_plan
 from dynctl.serving.routing.admission import Admission
 from dynctl.serving.routing.config import SMALL_FLEET
+from dynctl.serving.routing.preparation import Preparation
 from dynctl.serving.routing.prompts import (
-    NOT_MODELLED,
-    Prompt,
     PromptTokenizers,
-    PromptTokens,
-    estimate_tokens,
 )
 from dynctl.serving.routing.served_models import ServedModels
-from dynctl.serving.routing.service_health import CHANGES_OF_HEALTH, ServiceHealth
+from dynctl.serving.routing.service_health import CHANGES_OF_HEALTH, HEALTH_AGE_S, ServiceHealth
 from dynctl.serving.routing.unseen_prefills import UnseenPrefills
 from dynctl.serving.telemetry.observers import Observers, RequestRecord
 from dynctl.serving.telemetry.traces import Traces
-from dynctl.tokenization.errors import TokenizationError
-from dynctl.wire.openai import ChatRequest, CompletionRequest
 from router_core import (
-    NO_CONSTRAINTS,
     Applied,
-    BlockHashes,
     Booked,
     Change,
     ConfigSet,
@@ -59,17 +48,13 @@ from router_core import (
     KvEvent,
     LoadReported,
     OutputBlock,
-    Pin,
     PrefillDone,
     Progressed,
-    PromptHasher,
     Router,
     RouterConfig,
-    RoutingConstraints,
     RoutingPlan,
     RoutingRequest,
     RoutingView,
-    Session,
     Stage,
     Worker,
     WorkerAvailability,
@@ -86,31 +71,6 @@ _log = logging.getLogger(__name__)
 MAX_CORDONED: Final = 4_096
 #: Changes after which a waiting request may be admitted.
 _MAKES_ROOM: Final = (*CHANGES_OF_HEALTH, Expired, Freed, LoadReported, PrefillDone)
-
-
-#: Prompts of a batch, and their blocks together, up to which the caches of all of them count. A
-#: decision about more would hold up other requests.
-_HASHED_PROMPTS: Final = 256
-_HASHED_BLOCKS: Final = 65_536
-_LONG_BATCH: Final = (
-    f"cache overlap not modelled: a batch of more than {_HASHED_PROMPTS} prompts or "
-    f"{_HASHED_BLOCKS} blocks"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A request ready to be routed, and the tokens it came from (``ids`` None: not tokenized).
-
-    In a batch ``tokens`` are the first prompt's; ``prompts`` counts them, and ``longest`` is the
-    length of the longest one in tokens.
-    """
-
-    request: RoutingRequest
-    tokens: PromptTokens
-    tokenize_s: float = 0.0
-    prompts: int = 1
-    longest: int = 0
 
 
 class LoadSharing(Protocol):
@@ -145,9 +105,10 @@ class RoutingService:
     long prefills take. ``router``: the router itself, in place of one with ``config``. ``export``
     gets the traces of requests; None: tracing is off. ``serves_pools``: a pool of one role is
     served (``FleetState.pools``). ``reports`` get what happens to bookings, before it is applied.
+    ``salts_each_block``: see :class:`Preparation`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  what a process has of its own
         self,
         config: RouterConfig | None = None,
         tokenizers: PromptTokenizers | None = None,
@@ -162,6 +123,7 @@ class RoutingService:
         export: SpanExport | None = None,
         serves_pools: bool = False,
         reports: BookingReports | None = None,
+        salts_each_block: bool = False,
     ) -> None:
         self._reports = reports
         self.router = router or Router(config, exact_reuse=True, learns=True)
@@ -211,36 +173,30 @@ class RoutingService:
         self.held: set[str] = set()
         #: Whether the log has that a request asked for a place in the queue, which is off.
         self._queue_named = False
-        #: Responses that went on with another worker.
-        self.moved = 0
         self.started_at = clock()
         #: Predicts how long prefills take; None: their load stays until the first output token.
         self.prefill_model = prefill_model
         self.prefill_times = PrefillTimes()
-        #: Whether a cache salt is mixed into each block of a prompt, as by the workers of a Dynamo
-        #: deployment, and not into the first one alone, as by engines.
-        self.salts_each_block = False
-        #: Block size -> hasher that caches the beginnings of prompts.
-        self._hashers: dict[int, PromptHasher] = {}
-        self._prefix = id_prefix if id_prefix is not None else f"{random.getrandbits(40):010x}"
-        self._count = 0
         #: The models of the registered workers.
         self.served = ServedModels(self.router, sample, default_block_size)
         #: Names of workers that the operator took out of routing, in that order.
         self.cordoned: dict[str, None] = {}
         #: Worker id -> why it is not routable, apart from a cordon.
         self._problems: dict[int, str] = {}
-        #: Hashes session names, so that a key does not reveal its name.
-        self.session_secret = secrets.token_bytes(32) if reports is None else reports.session_secret
+        #: Makes the routing requests of prompts.
+        self.preparation = Preparation(
+            self.router,
+            self.tokenizers,
+            self.served,
+            clock,
+            id_prefix=id_prefix,
+            salts_each_block=salts_each_block,
+            session_secret=None if reports is None else reports.session_secret,
+            over_limit=self._health.model_file_over_limit,
+        )
+        self.new_id = self.preparation.new_id
 
-    # -- ids -------------------------------------------------------------------------------
-
-    def new_id(self) -> str:
-        """A decision id: unique in this process, and almost surely across processes."""
-        self._count += 1
-        return f"{self._prefix}{self._count:08x}"
-
-    # -- preparing -------------------------------------------------------------------------
+    # -- models ----------------------------------------------------------------------------
 
     def models(self) -> tuple[str, ...]:
         """Models of all registered workers, reachable or not."""
@@ -250,158 +206,6 @@ class RoutingService:
         """The engines that are not registered and that may serve the model, as far as is known;
         with an empty name those that may serve any."""
         return [row for row in self.unregistered() if not name or row.model in ("", name)]
-
-    async def prepare(  # noqa: PLR0913  the keyword arguments are fields of the request
-        self,
-        model: str,
-        prompts: Prompt | Sequence[Prompt],
-        *,
-        decision_id: str | None = None,
-        constraints: RoutingConstraints = NO_CONSTRAINTS,
-        pin_prefill: Pin | None = None,
-        pin_decode: Pin | None = None,
-        allowed_worker_ids: frozenset[int] | None = None,
-        cache_salt: str | None = None,
-        lora_name: str | None = None,
-        not_modelled: str | None = None,
-        session: Session | None = None,
-        policy_class: str | None = None,
-        priority: int = 0,
-        strict_priority: int = 0,
-        worker_set: str | None = None,
-        served_name: str | None = None,
-        streams: bool = True,
-        apart: Apart | None = None,
-    ) -> Prepared:
-        """Tokenize and hash one prompt or a batch. Raises PromptError, TemplateError or
-        HashingError (a client's 4xx).
-
-        ``not_modelled`` is why the prompt cannot be tokenized here (images, a template in the
-        request): it is routed by load, and its decisions have this note. ``lora_name`` is the
-        adapter, which is part of the hashes. ``served_name``: see :meth:`ServedModels.served_name`.
-        ``session``: made by :meth:`session`. ``policy_class``, ``priority`` and
-        ``strict_priority`` are for the router queue. ``worker_set``: see
-        :meth:`ServedModels.draw_worker_set`. ``apart``: runs what takes long, for a large
-        request; None: it runs here.
-        """
-        started = self.clock()
-        batch = [prompts] if isinstance(prompts, Prompt) else prompts
-        if not_modelled is None:
-            try:
-                found = await self.tokenizers.tokenize_batch(model, batch, worker_set, apart)
-            except TokenizationError as error:
-                if error.over_limit is not None:
-                    self._health.model_file_over_limit(model, error.over_limit)
-                raise
-        else:
-            found = [PromptTokens(None, estimate_tokens(p), "estimate") for p in batch]
-        tokens = found[0]
-        tokenize_s = self.clock() - started
-        size = self.served.block_size(model, worker_set)
-        eagle = self.served.is_eagle(model, worker_set)
-        hashes = [BlockHashes(size, [], [])]
-        modelled, note = tokens.ids is not None, not_modelled or tokens.note or NOT_MODELLED
-        if modelled and len(found) > 1 and _is_long(found, size):
-            modelled, note = False, _LONG_BATCH
-        if modelled:
-            hash_all = partial(self._all_hashed, found, size, lora_name, cache_salt, is_eagle=eagle)
-            hashes = hash_all() if apart is None else await apart(hash_all)
-        request = RoutingRequest(
-            id=decision_id or self.new_id(),
-            model=model,
-            isl_tokens=sum(prompt_tokens.count for prompt_tokens in found),
-            block_size=size,
-            sequence_hashes=hashes[0].sequence,
-            local_hashes=hashes[0].local,
-            constraints=constraints,
-            pin_prefill=pin_prefill,
-            pin_decode=pin_decode,
-            allowed_worker_ids=allowed_worker_ids,
-            worker_set=worker_set,
-            is_eagle=eagle,
-            overlap_modelled=modelled,
-            notes=() if modelled else (note,),
-            lora_name=lora_name,
-            salted=bool(cache_salt),
-            more_hashes=tuple(more.sequence for more in hashes[1:]),
-            lengths=tuple(prompt_tokens.count for prompt_tokens in found) if len(found) > 1 else (),
-            session=session,
-            policy_class=policy_class,
-            priority=priority,
-            strict_priority=strict_priority,
-            arrived_at=started,
-            chained=True,
-            served_name=served_name,
-            streams=streams,
-        )
-        longest = max(prompt_tokens.count for prompt_tokens in found)
-        return Prepared(request, tokens, tokenize_s, len(found), longest)
-
-    def salt_of(self, parsed: ChatRequest | CompletionRequest) -> str | None:
-        """The cache salt of a request. Dynamo prefers that of ``nvext``, engines the body's own."""
-        if self.salts_each_block:
-            return parsed.nvext.cache_salt or parsed.cache_salt
-        return parsed.cache_salt
-
-    def _all_hashed(
-        self,
-        found: Sequence[PromptTokens],
-        block_size: int,
-        lora_name: str | None,
-        cache_salt: str | None,
-        *,
-        is_eagle: bool,
-    ) -> list[BlockHashes]:
-        hashes = []
-        for prompt_tokens in found:
-            ids = prompt_tokens.ids or ()
-            hashes.append(self._hashed(ids, block_size, lora_name, cache_salt, is_eagle=is_eagle))
-        return hashes
-
-    def _hashed(
-        self,
-        ids: Sequence[int],
-        block_size: int,
-        lora_name: str | None,
-        cache_salt: str | None,
-        *,
-        is_eagle: bool,
-    ) -> BlockHashes:
-        hasher = self._hashers.get(block_size)
-        if hasher is None:
-            hasher = self._hashers[block_size] = PromptHasher(block_size)
-        each = self.salts_each_block
-        return hasher.hash_prompt(
-            ids,
-            lora_name=lora_name,
-            cache_namespace=cache_salt if each else None,
-            cache_salt=None if each else cache_salt,
-            is_eagle=is_eagle,
-        )
-
-    def rehashed(
-        self, request: RoutingRequest, ids: Sequence[int], cache_salt: str | None
-    ) -> RoutingRequest:
-        """The request with a longer prompt: what was generated is part of it now."""
-        size, lora, eagle = request.block_size, request.lora_name, request.is_eagle
-        hashes = self._hashed(ids, size, lora, cache_salt, is_eagle=eagle)
-        return replace(
-            request,
-            isl_tokens=len(ids),
-            sequence_hashes=hashes.sequence,
-            local_hashes=hashes.local,
-        )
-
-    def session(self, name: str | None, client: bytes = b"") -> Session | None:
-        """The session that a client names; None without one, and while affinity is off.
-
-        The key says nothing about the name, and equal names of two clients have different keys.
-        """
-        if not name or self.router.config.router_session_affinity_ttl_secs is None:
-            return None
-        whole = len(client).to_bytes(4) + client + name.encode("utf-8", "surrogateescape")
-        digest = hashlib.blake2b(whole, key=self.session_secret, digest_size=16)
-        return Session(digest.hexdigest(), self.clock())
 
     # -- deciding and booking --------------------------------------------------------------
 
@@ -749,6 +553,45 @@ class RoutingService:
         return self.apply(ConfigSet(values))
 
 
+class Placement(Protocol):
+    """Decides hops. ``remote``: a router in another process decides now, and books its plans in the
+    same step unless they are ``dry``."""
+
+    @property
+    def remote(self) -> bool: ...
+
+    async def place(self, request: RoutingRequest, *, dry: bool = False) -> RoutingPlan:
+        """Decide every hop. ``dry``: for a dry run, with every rejection."""
+
+    async def place_decode(self, request: RoutingRequest, prefill: Decision) -> RoutingPlan:
+        """Decide the decode hop again, now that prefill is done."""
+
+    async def explain(self, request: RoutingRequest, *, preset: str | None) -> RouteResult:
+        """A dry run as a document."""
+
+
+class LocalPlacement:
+    """Placement by the router of this process."""
+
+    remote = False
+
+    def __init__(self, service: RoutingService) -> None:
+        self._service = service
+
+    async def place(self, request: RoutingRequest, *, dry: bool = False) -> RoutingPlan:
+        if self._service.ask_index is not None:
+            await self._service.ask_index(request)
+        return self._service.plan(request, detail=dry)
+
+    async def place_decode(self, request: RoutingRequest, prefill: Decision) -> RoutingPlan:
+        return self._service.continue_plan(request, prefill)
+
+    async def explain(self, request: RoutingRequest, *, preset: str | None) -> RouteResult:
+        await self._service.read_index(request)
+        await self._service.refresh_health(HEALTH_AGE_S)
+        return self._service.explain(request, preset=preset)
+
+
 def excluding(
     request: RoutingRequest, failed: Mapping[int, str], everyone: Iterable[Worker]
 ) -> RoutingRequest:
@@ -762,9 +605,3 @@ def excluding(
     return replace(
         request, allowed_worker_ids=allowed - failed.keys(), excluded=tuple(reasons.items())
     )
-
-
-def _is_long(batch: Sequence[PromptTokens], block_size: int) -> bool:
-    """Whether a batch has more prompts or blocks than are hashed."""
-    blocks = sum(prompt_tokens.count for prompt_tokens in batch) // block_size
-    return len(batch) > _HASHED_PROMPTS or blocks > _HASHED_BLOCKS

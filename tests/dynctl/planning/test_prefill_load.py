@@ -382,7 +382,7 @@ async def test_load_falls_everywhere_alike() -> None:
 async def _prepared(service: RoutingService):
     from dynctl.serving.routing.prompts import Prompt
 
-    return await service.prepare("tiny", Prompt(token_ids=tuple(range(100, 134))))
+    return await service.preparation.prepare("tiny", Prompt(token_ids=tuple(range(100, 134))))
 
 
 async def test_the_prefill_of_two_hops_is_measured_when_decode_begins() -> None:

@@ -20,8 +20,8 @@ from dynctl.serving.epp.process import GatewayPart, build_picker
 from dynctl.serving.http.process import ServingProcess
 from dynctl.serving.http.server import build_frontend
 from dynctl.serving.routing.config import DynamoConfig, FrontendConfig, Limits, PickerConfig
+from dynctl.serving.routing.preparation import Prepared
 from dynctl.serving.routing.prompts import Prompt
-from dynctl.serving.routing.service import Prepared
 from dynctl.tokenization import DEMO_MODEL_DIR, load_tokenizer
 from dynctl.wire.envoy import ext_proc
 from router_core import IndexMarked, Pin, RouterConfig, hash_prompt
@@ -482,7 +482,9 @@ async def test_prompts_are_hashed_as_dynamos_workers_hash_them(store: Path) -> N
         service = made.frontend.service
 
         async def hashes(salt: str | None = None) -> Sequence[int]:
-            prepared = await service.prepare("demo", Prompt(token_ids=prompt), cache_salt=salt)
+            prepared = await service.preparation.prepare(
+                "demo", Prompt(token_ids=prompt), cache_salt=salt
+            )
             return prepared.request.local_hashes
 
         assert await hashes("one") == hash_prompt(prompt, 16, cache_namespace="one").local
@@ -511,13 +513,13 @@ async def test_an_isolated_key_has_its_salt_in_hashes_and_in_requests(
         hashed: list[str | None] = []
         used: list[str | None] = []
         fills: list[dict[str, Any]] = [{}, {"cache_salt": "one"}, {"nvext": {"cache_salt": "one"}}]
-        prepare = service.prepare
+        prepare = service.preparation.prepare
 
         async def noted(*given: Any, **fields: Any) -> Prepared:
             hashed.append(fields["cache_salt"])
             return await prepare(*given, **fields)
 
-        monkeypatch.setattr(service, "prepare", noted)
+        monkeypatch.setattr(service.preparation, "prepare", noted)
         for fields in fills:
             for key in keys:
                 headers = {"authorization": f"Bearer {key}"}

@@ -205,7 +205,9 @@ async def test_a_truncated_prompt_is_not_judged_by_its_whole_length():
 async def test_the_caches_of_a_long_batch_do_not_count():
     async with site(ENGINE) as fleet:
         for count, modelled in ((256, True), (257, False)):
-            prepared = await fleet.service.prepare("demo", [Prompt(text="a " * 40)] * count)
+            prepared = await fleet.service.preparation.prepare(
+                "demo", [Prompt(text="a " * 40)] * count
+            )
             request = prepared.request
             assert request.overlap_modelled is modelled
             assert bool(request.sequence_hashes) is modelled
@@ -213,8 +215,8 @@ async def test_the_caches_of_a_long_batch_do_not_count():
             if not modelled:
                 assert "a batch of more than 256 prompts or 65536 blocks" in request.notes[0]
         long = [Prompt(token_ids=[1] * 700_000)] * 2
-        assert not (await fleet.service.prepare("demo", long)).request.overlap_modelled
-        assert (await fleet.service.prepare("demo", long[0])).request.overlap_modelled
+        assert not (await fleet.service.preparation.prepare("demo", long)).request.overlap_modelled
+        assert (await fleet.service.preparation.prepare("demo", long[0])).request.overlap_modelled
 
 
 async def test_services_of_dynamos_kind_leave_the_loop_to_others():

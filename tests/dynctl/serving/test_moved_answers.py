@@ -14,8 +14,7 @@ from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.flow import RequestFlow
 from dynctl.serving.engines.response_stream import ClientBounds
 from dynctl.serving.routing.config import Limits
-from dynctl.serving.routing.placement import LocalPlacement
-from dynctl.serving.routing.service import RoutingService
+from dynctl.serving.routing.service import LocalPlacement, RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
 from router_core import Booked, RouterConfig
 from tests.dynctl.serving.routed import request, worker
