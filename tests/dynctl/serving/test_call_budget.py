@@ -49,6 +49,8 @@ _ROOT: Final = Path(__file__).parents[3]
 ROOMS: Final = (f"{_ROOT}/dynctl/", f"{_ROOT}/router_core/")
 #: The engines are in this process, and no part of the cost: neither what they call.
 _ENGINES: Final = f"{ROOMS[0]}simulation/"
+#: Of KV events, which wake their readers beside a request.
+_SOCKETS: Final = f"{ROOMS[0]}adapters/zmq/"
 #: Comprehensions are calls in some versions of Python and not in others.
 _INLINE: Final = frozenset({"<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>", "<module>"})
 #: Tokens of a block of these engines.
@@ -62,8 +64,8 @@ _MARGIN: Final = 0.03
 class Calls:
     """Calls of functions of ours, and the files that they are in.
 
-    Without those of the engines, and without those of background tasks, which run by the clock,
-    unless ``background``.
+    Without those of the engines, and without those of KV events and of background tasks, which run
+    by the clock, unless ``background``.
     """
 
     def __init__(self, *, background: bool = False) -> None:
@@ -84,16 +86,19 @@ class Calls:
                 and not file.startswith(_ENGINES)
                 and code.co_name not in _INLINE
             )
-        if ours and not _of_engines(frame) and (self.background or not _in_background()):
+        if not ours or _called_from(_ENGINES, frame):
+            return
+        if self.background or not (_in_background() or _called_from(_SOCKETS, frame)):
             self.count += 1
             self.files.add(code.co_filename)
 
 
-def _of_engines(frame: FrameType) -> bool:
-    """Whether an engine called it, as to tokenize its own prompt."""
-    caller = frame.f_back
+def _called_from(folder: str, frame: FrameType) -> bool:
+    """Whether the function is in the folder, or was called from there: an engine tokenizes its own
+    prompt, for example."""
+    caller: FrameType | None = frame
     while caller is not None:
-        if caller.f_code.co_filename.startswith(_ENGINES):
+        if caller.f_code.co_filename.startswith(folder):
             return True
         caller = caller.f_back
     return False
