@@ -469,7 +469,8 @@ def test_another_graphs_frontends_are_no_replicas_of_this_one(dynctl, cluster):
 # -- watch -----------------------------------------------------------------------------------------
 
 
-WATCH = ("thresholds", "watch", "--rate", "0.1")
+#: A busy machine may need longer than the 5 s of the default.
+WATCH = ("thresholds", "watch", "--rate", "0.1", "--timeout", "60")
 
 
 @contextmanager
