@@ -3,6 +3,6 @@
 Every actor talks to the API server over HTTP alone and can be configured to misbehave.
 """
 
-from tests.kube.actors.simulation import Simulation, living, simulation
+from tests.kube.actors.simulation import Simulation, living, nothing, simulation
 
-__all__ = ["Simulation", "living", "simulation"]
+__all__ = ["Simulation", "living", "nothing", "simulation"]

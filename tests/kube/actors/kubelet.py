@@ -112,8 +112,12 @@ class Kubelet:
         one = Sandbox(
             pod, root, f"10.0.{place // 250}.{place % 250 + 1}", self._clock.now + self.start_s
         )
-        self._server.exec_files[(*key_of(pod), one.main)] = root
+        self.open_files(one)
         return one
+
+    def open_files(self, one: Sandbox) -> None:
+        """Commands in the pod's container see its files."""
+        self._server.exec_files[(*key_of(one.pod), one.main)] = one.root
 
     def _mount(self, one: Sandbox) -> None:
         """Volumes are made right before the first start, with the labels as they are then."""

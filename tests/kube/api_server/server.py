@@ -28,6 +28,7 @@ from tests.kube.api_server.handlers import Handlers
 from tests.kube.api_server.rbac import ADMIN, ANONYMOUS, Authorizer, User, user_of
 from tests.kube.api_server.routing import NoSuchPath
 from tests.kube.api_server.status import StatusError, unauthorized
+from tests.kube.api_server.storage import Storage
 from tests.kube.api_server.store import Converter, Store
 from tests.kube.api_server.watching import Bell
 
@@ -68,6 +69,9 @@ class LocalRequest:
 
     async def read(self) -> bytes:
         return self.body
+
+
+Kept = tuple[Storage, dict[str, User], dict[tuple[str, str, str, bool], str]]
 
 
 class ApiServer:
@@ -173,6 +177,21 @@ class ApiServer:
         finally:
             self._handlers.stop()
             await runner.cleanup()
+
+    # -- moments -----------------------------------------------------------------------------------
+
+    def kept(self) -> Kept:
+        """The objects with their past, users and logs as they are now."""
+        storage = Storage()
+        self._core.storage.copy_to(storage)
+        return storage, dict(self._users), dict(self.logs)
+
+    def begin(self, kept: Kept) -> None:
+        """Begin with these; the same definitions must be there."""
+        storage, users, logs = kept
+        storage.copy_to(self._core.storage)
+        self._users |= users
+        self.logs.update(logs)
 
     # -- people ------------------------------------------------------------------------------------
 

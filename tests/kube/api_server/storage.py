@@ -4,6 +4,8 @@ An object that was written is never changed again, so readers share it without c
 changes lets a watch start at any kept revision and lets a paged list see one revision throughout.
 """
 
+from __future__ import annotations
+
 import bisect
 import threading
 from collections.abc import Callable
@@ -135,6 +137,14 @@ class Storage:
         """
         with self.lock:
             self._oldest = self._revision
+
+    def copy_to(self, other: Storage) -> None:
+        """Give all objects and their past to one that has no readers yet."""
+        with self.lock:
+            other._revision, other._oldest = self._revision, self._oldest
+            other._changed = dict(self._changed)
+            other._objects = {key: dict(objects) for key, objects in self._objects.items()}
+            other._log = {key: list(log) for key, log in self._log.items()}
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` after each write, from the writer's thread and under the lock."""

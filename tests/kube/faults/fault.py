@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.kube.actors import Simulation, living
+from tests.kube.actors import Simulation, living, nothing
 from tests.kube.objects import ZONE, Json
 
 DECODE = "my-llm-decode-a-0"
@@ -16,11 +16,6 @@ DECODE = "my-llm-decode-a-0"
 
 _SIZE = {"prefill": 2, "decode": 6}
 """Enough decode workers that one more or less is not an uneven capacity (DYT0908)."""
-
-
-def nothing(sim: Simulation) -> object:
-    """Change nothing."""
-    return None
 
 
 @dataclass(frozen=True, slots=True)
