@@ -178,8 +178,12 @@ def require_json(http: ClientRequest) -> None:
 
 
 def guarded(
-    handler: Handler, token: str | None, *, local: bool = True, json: bool = True
-) -> Handler:
+    handler: Callable[[R], Awaitable[A]],
+    token: str | None,
+    *,
+    local: bool = True,
+    json: bool = True,
+) -> Callable[[R], Awaitable[A]]:
     """``handler`` for operators only.
 
     ``local`` False: without a token only the Unix socket is allowed. ``json`` False: the handler
@@ -187,7 +191,7 @@ def guarded(
     """
 
     @wraps(handler)
-    async def behind(http: web.Request) -> web.StreamResponse:
+    async def behind(http: R) -> A:
         if over_unix_socket(http):
             pass
         elif token is not None:

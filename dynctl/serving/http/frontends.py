@@ -52,7 +52,9 @@ from dynctl.serving.engines.fleet import Fleet
 from dynctl.serving.engines.flow import pair_address
 from dynctl.serving.http.auth import guarded
 from dynctl.serving.http.bodies import bodies_of
+from dynctl.serving.http.errors import on_aiohttp
 from dynctl.serving.http.json_responses import bad_request, json_response, not_found
+from dynctl.serving.http.plain_requests import ClientAnswer, ClientHandler, ClientRequest
 from dynctl.serving.http.selection import MAX_BOOKINGS, Booking, SelectionApi
 from dynctl.serving.http.selection_request import field_error
 from dynctl.serving.routing.refusal import HttpError
@@ -133,7 +135,7 @@ class FrontendsApi:
     def routes(self) -> list[web.RouteDef]:
         token, base = self._token, "/v1/frontends"
         return [
-            web.post(base + "/exchange", guarded(self.exchange, token)),
+            *(web.post(path, on_aiohttp(each)) for path, each in self.data_paths().items()),
             web.get(base, guarded(self.listed, token)),
             web.post(base + "/{name}/join", guarded(self.join, token)),
             web.post(base + "/{name}/fleet", guarded(self.fleet, token)),
@@ -143,6 +145,10 @@ class FrontendsApi:
             web.post(base + "/{name}/explain", guarded(self.explain, token)),
             web.post(base + "/{name}/leave", guarded(self.leave, token)),
         ]
+
+    def data_paths(self) -> dict[str, ClientHandler]:
+        """The handlers by path of the messages that every request needs."""
+        return {"/v1/frontends/exchange": guarded(self.exchange, self._token)}
 
     # -- leases ----------------------------------------------------------------------------
 
@@ -233,7 +239,7 @@ class FrontendsApi:
         assert answer is not None
         return _json(answer)
 
-    async def exchange(self, http: web.Request) -> web.StreamResponse:
+    async def exchange(self, http: ClientRequest) -> ClientAnswer:
         """Take what happened to requests and engines, and place further requests, each in one step;
         those that would wait are not placed. Renews the lease."""
         message = await self._message(http, Exchange)
@@ -501,7 +507,7 @@ class FrontendsApi:
         frontend.seen_at = self._service.clock()
         return frontend
 
-    async def _message(self, http: web.Request, form: type[Message]) -> Message:
+    async def _message(self, http: ClientRequest, form: type[Message]) -> Message:
         """The body as a message; raises HttpError (400, 408, 413)."""
         with bodies_of(http).of(http) as body:
             raw = await body.read(http, self._body_bytes)

@@ -24,6 +24,7 @@ from dynctl.serving.engines.fleet import Fleet
 from dynctl.serving.engines.tokenizer_check import TokenizerCheck
 from dynctl.serving.engines.worker_spec import WorkerSpec, parse_worker_spec
 from dynctl.serving.engines.workers_file import WorkersFile
+from dynctl.serving.http.plain_requests import ClientHandler
 from dynctl.serving.http.start import LOOPBACK, Address, StartError
 from dynctl.serving.records.recorder import FileSink, Recordings
 from dynctl.serving.remote.placement import RouterFollower
@@ -44,6 +45,11 @@ class ProcessPart:
     def routes(self) -> Iterable[web.RouteDef]:
         """The endpoints of the part, for one listener."""
         return ()
+
+    def data_paths(self) -> Mapping[str, ClientHandler]:
+        """Handlers of POST by path, which are also in :meth:`routes`: so many requests have these
+        paths that they are read without aiohttp."""
+        return {}
 
     def addresses(self) -> Mapping[str, Any]:
         """What the part adds to the record of ``--announce``."""

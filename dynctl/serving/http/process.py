@@ -149,6 +149,8 @@ class ServingProcess:
             # Health first: a load balancer may ask as soon as clients are accepted.
             await self._listen_for_operators()
             plain = {path: core.keyed(each, json=False) for path, each in self._inference.items()}
+            for part in self._parts:
+                plain |= part.data_paths()
             app = self.build_app()
             await self.listeners.serve_clients(app, listener, core.certificate, plain)
             self._start_tasks()

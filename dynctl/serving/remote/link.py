@@ -114,7 +114,11 @@ class RouterLink:
         self._owner: LinkOwner | None = None
         self._name = name
         self._upstream = Upstream(Limits(connect_s=1.0, first_byte_s=_LONGEST_WAIT_S))
-        self._upstream.authorize(self.url, token)
+        #: With connections of its own: the router reads a connection that had other requests by a
+        #: server that costs more.
+        self._exchanges = Upstream(Limits(connect_s=1.0))
+        for upstream in (self._upstream, self._exchanges):
+            upstream.authorize(self.url, token)
         #: The same in all processes that have the router's token.
         self.session_secret = blake2b((token or "").encode(), person=b"dynctl session").digest()[
             :32
@@ -149,6 +153,7 @@ class RouterLink:
         """Join; returns when the router answered, or after `START_S` seconds without it."""
         self._owner = owner
         self._upstream.start()
+        self._exchanges.start()
         tasks.start("router link", self._run)
         tasks.start("router heartbeat", self._beat)
         tasks.start("fleet of the router", self._follow_fleet)
@@ -167,6 +172,7 @@ class RouterLink:
         if self._gathering is not None:
             self._gathering.cancel()
         await self._upstream.close()
+        await self._exchanges.close()
 
     # -- requests --------------------------------------------------------------------------
 
@@ -426,9 +432,10 @@ class RouterLink:
             raise RouterLost(f"{self.url} sent an answer that is not one of a router") from None
 
     async def _exchange(self, action: str, body: bytes, timeout_s: float | None) -> bytes:
-        # The lease names this process; a path without a name is found faster.
-        path = action if action == "exchange" else f"{self._name}/{action}"
-        stream = await self._upstream.open(
+        upstream, path = self._upstream, f"{self._name}/{action}"
+        if action == "exchange":  # the lease names this process
+            upstream, path = self._exchanges, action
+        stream = await upstream.open(
             f"{self.url}/v1/frontends/{path}",
             body,
             {},

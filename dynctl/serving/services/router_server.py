@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Final
 
@@ -25,6 +25,7 @@ from dynctl.serving.http.core import ProcessCore, build_routing
 from dynctl.serving.http.dynamo_part import DynamoPart
 from dynctl.serving.http.frontends import FrontendsApi
 from dynctl.serving.http.parts import ProcessPart
+from dynctl.serving.http.plain_requests import ClientHandler
 from dynctl.serving.http.process import Routes, ServingProcess, run
 from dynctl.serving.http.selection import SelectionApi
 from dynctl.serving.http.server import administrate, build_core, common_parts
@@ -98,6 +99,9 @@ class BookingsPart(ProcessPart):
 
     def routes(self) -> list[web.RouteDef]:
         return self.selection.routes() + self.frontends.routes()
+
+    def data_paths(self) -> Mapping[str, ClientHandler]:
+        return self.frontends.data_paths()
 
     async def serve(self) -> None:
         self._tasks.start("frontend leases", self._end_leases)

@@ -18,6 +18,7 @@ from aiohttp.test_utils import TestServer
 
 from dynctl.documents.frontends import MAX_PLACES
 from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.serving.http.frontends import FrontendsApi
 from dynctl.serving.http.process import ServingProcess
 from dynctl.serving.http.server import build_frontend
 from dynctl.serving.remote import link as remote_module
@@ -324,6 +325,29 @@ async def test_only_hashes_travel():
         assert len(requests) == 1
         packed = base64.b64decode(requests[0]["sequence_hashes"])
         assert min(struct.unpack(f"<{len(packed) // 8}Q", packed)) > 2**32
+
+
+async def test_messages_of_requests_do_not_go_through_aiohttp(monkeypatch):
+    seen: list[str] = []
+    exchange = FrontendsApi.exchange
+
+    async def noted(api: FrontendsApi, http: Any) -> Any:
+        seen.append(type(http).__name__)
+        return await exchange(api, http)
+
+    monkeypatch.setattr(FrontendsApi, "exchange", noted)
+    async with several(frontends=1, router={"api_token": "t0ken"}, router_token="t0ken") as fleet:
+        site = fleet.frontends[0]
+        for _ in range(2):
+            await site.get("/v1/workers")  # on a connection of aiohttp
+            assert (await site.chat(WORDS))[0] == 200
+        assert set(seen) == {"PlainRequest"}
+        url = f"{fleet.router.url}/v1/frontends/exchange"
+        async with fleet.client.post(url, json={"lease": "", "number": 1}) as answer:
+            assert answer.status == 401
+        headers = {"authorization": "Bearer t0ken"}
+        async with fleet.client.post(url, json={"lease": "x", "number": 1}, headers=headers) as it:
+            assert it.status == 410
 
 
 async def test_requests_that_arrive_meanwhile_share_a_message():
