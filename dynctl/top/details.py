@@ -126,6 +126,11 @@ def source_lines(
             yield f"  {part}".ljust(_LABEL) + origin.source + old
 
 
+def _entry(canvas: Canvas, label: str, text: str) -> list[str]:
+    """A paragraph after its label."""
+    return canvas.paragraph(text, first=label.ljust(_LABEL), rest=" " * _LABEL)
+
+
 def domain_text(row: DomainRow, view: DomainView, snapshot: Snapshot, canvas: Canvas) -> str:
     """``d`` on a domain: capacity by role, policies, notes on stranded workers, its workers."""
     capacity = row.capacity
@@ -134,9 +139,7 @@ def domain_text(row: DomainRow, view: DomainView, snapshot: Snapshot, canvas: Ca
     for label in ("prefill", "decode", "aggregated"):
         role: RoleCapacity = getattr(capacity, label)
         if role.workers:
-            lines += canvas.paragraph(
-                _role(role, row.stale.get(label, 0)), first=label.ljust(_LABEL), rest=" " * _LABEL
-            )
+            lines += _entry(canvas, label, _role(role, row.stale.get(label, 0)))
     for policy in capacity.policies:
         text = f"{policy_text(policy, None)}: {plural(len(policy.workers), 'worker')}"
         lines.append("policy".ljust(_LABEL) + text)
@@ -174,11 +177,9 @@ def decision_text(line: DecisionLine, domain: str | None, canvas: Canvas) -> str
     ]
     lines = [f"{label:<{_LABEL}}{text}" for label, text in pairs]
     if line.message:
-        lines += canvas.paragraph(line.message, first="why".ljust(_LABEL), rest=" " * _LABEL)
+        lines += _entry(canvas, "why", line.message)
     if line.response.error:
-        lines += canvas.paragraph(
-            line.response.error, first="error".ljust(_LABEL), rest=" " * _LABEL
-        )
+        lines += _entry(canvas, "error", line.response.error)
     if not line.complete:
         lines += ["", *canvas.paragraph(_WINNER_ONLY, first="")]
     return "\n".join(lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from msgspec import UnsetType
 from rich.style import Style
@@ -80,8 +80,24 @@ def rates_line(history: History, at: float, marks: Marks, width: int) -> Line:
     if now is None:
         return plain(" requests: counting ..", DIM)
     texts = rate_texts(now)
-    calm = {name for name in ("refused", "errors") if not getattr(now, name)}
     longest, step = _trend_size(width)
+    shown, count = _fitting_rates(now, texts, longest, width)
+    trend = history.trend(count, step, at) if count else []
+    line: list[tuple[str, Style]] = [(" ", PLAIN)]
+    for name, text, top in texts:
+        if name in shown:
+            values = [getattr(rates, name) if rates else None for rates in trend]
+            drawn = marks.sparkline(values, top) if count else ""
+            line += [(f"{text} " if drawn else text, _rate_style(name, now)), (drawn, ACCENT)]
+            line.append((GAP[:-1], PLAIN))
+    return line
+
+
+def _fitting_rates(
+    now: Rates, texts: Sequence[RateText], longest: int, width: int
+) -> tuple[set[str], int]:
+    """The rates that fit, and the marks of each sparkline."""
+    calm = {name for name in ("refused", "errors") if not getattr(now, name)}
 
     def room(names: Container[str], count: int) -> int:
         """Cells that are left beside the texts of ``names``, with sparklines of ``count``."""
@@ -94,15 +110,7 @@ def rates_line(history: History, at: float, marks: Marks, width: int) -> Line:
     for name, _, _ in texts:
         if room({*shown, name}, count) >= 0:
             shown.add(name)
-    trend = history.trend(count, step, at) if count else []
-    line: list[tuple[str, Style]] = [(" ", PLAIN)]
-    for name, text, top in texts:
-        if name in shown:
-            values = [getattr(rates, name) if rates else None for rates in trend]
-            drawn = marks.sparkline(values, top) if count else ""
-            line += [(f"{text} " if drawn else text, _rate_style(name, now)), (drawn, ACCENT)]
-            line.append((GAP[:-1], PLAIN))
-    return line
+    return shown, count
 
 
 def _trend_size(width: int) -> tuple[int, float]:
@@ -118,9 +126,13 @@ def _rate_style(name: str, now: Rates) -> Style:
     return BOLD + (BAD if name == "errors" and now.errors else PLAIN)
 
 
-def rate_texts(now: Rates) -> Sequence[tuple[str, str, float | None]]:
-    """The rates of the last seconds as texts: the field whose trend belongs to it, the text, and
-    the value of a full mark (None: the largest)."""
+RateText: TypeAlias = tuple[str, str, float | None]
+"""The field whose trend belongs to a rate, its text, and the value of a full mark (None: the
+largest)."""
+
+
+def rate_texts(now: Rates) -> Sequence[RateText]:
+    """The rates of the last seconds as texts."""
     times = "-" if now.ttft_p50 is None else f"{_time(now.ttft_p50)} p99 {_time(now.ttft_p99)}"
     return (
         ("per_second", f"{_number(now.per_second)} req/s", None),

@@ -74,16 +74,11 @@ def _flow(
     width: int,
 ) -> Iterator[Line]:
     """How many of the shown decisions moved KV from one value of the domain to another."""
-    domain = view.domain or ""
-    pairs: Counter[tuple[str, str]] = Counter()
-    for line in decisions:
-        first, last = line.prefill_domains.get(domain), line.domains.get(domain)
-        if line.prefill is not None and first and last and not line.refused:
-            pairs[first, last] += 1
+    pairs = _count_moves(view.domain or "", decisions)
     total = sum(pairs.values())
     crossing = sum(n for (first, last), n in pairs.items() if first != last)
     beside = f"{total:,} hand-offs, {crossing:,} crossed" if total else ""
-    yield _titled(f"KV flow by {domain or 'domain'}", beside, width)
+    yield _titled(f"KV flow by {view.domain or 'domain'}", beside, width)
     if not total:
         yield (("  no hand-off from prefill to decode among the decisions", DIM),)
     most = max(pairs.values(), default=1)
@@ -94,6 +89,16 @@ def _flow(
         text = f"{first} > {last}" if first != last else f"{first} stays"
         share = f"{number:,} {percent(number / total):>5}"
         yield _bar(text, style, number / most, share.rjust(11), marks, width)
+
+
+def _count_moves(domain: str, decisions: Sequence[DecisionLine]) -> Counter[tuple[str, str]]:
+    """Values of prefill and decode -> hand-offs."""
+    pairs: Counter[tuple[str, str]] = Counter()
+    for line in decisions:
+        first, last = line.prefill_domains.get(domain), line.domains.get(domain)
+        if line.prefill is not None and first and last and not line.refused:
+            pairs[first, last] += 1
+    return pairs
 
 
 def _reasons(decisions: Sequence[DecisionLine], marks: Marks, width: int) -> Iterator[Line]:

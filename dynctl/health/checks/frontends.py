@@ -205,26 +205,25 @@ def _uses_all(facts: CheckFacts) -> Outcome:
         (item.card.endpoint.namespace, item.worker.model, item.worker.role.value)
         for item in deployment_of(facts).workers
     )
-    findings, unread = [], unanswered_frontends(facts)
-    compared = 0
+    unread = unanswered_frontends(facts)
     spaces = {frontend.space for frontend in facts.frontends}
     for name in sorted({namespace for namespace, _, _ in registered}):
         if not any(_reads_namespace(frontend, name, spaces) for frontend in facts.frontends):
             unread.append(f"no frontend of Dynamo namespace {name} was queried")
+    findings, compared = [], 0
     for frontend in facts.frontends:
         for (namespace, model, role), total in sorted(registered.items()):
-            if not _reads_namespace(frontend, namespace, spaces):
-                continue
             state = frontend.ready.get(model)
+            if state is None or not _reads_namespace(frontend, namespace, spaces):
+                continue
             if isinstance(state, Unread):
                 unread.append(f"{model} on {frontend.url}: {state.why}")
-            elif state is not None:
-                compared += 1
-                uses = state.workers(namespace, role)
-                if uses != total:
-                    findings.append(
-                        found(frontend.url, model=model, role=role, uses=uses, registered=total)
-                    )
+                continue
+            compared += 1
+            uses = state.workers(namespace, role)
+            if uses != total:
+                counts = {"uses": uses, "registered": total}
+                findings.append(found(frontend.url, model=model, role=role, **counts))
     nothing = "" if compared else "no frontend serves a model of the registered workers"
     summary = count(sum(registered.values()), "worker")
     return outcome(findings, unread, summary, nothing=nothing)
