@@ -74,6 +74,11 @@ class VerifiedGraph:
         """The subject without the kind: ``my-llm.prod``."""
         return self.subject.partition(" ")[2]
 
+    @property
+    def lacks_workers(self) -> bool:
+        """Whether it has fewer worker pods than its spec."""
+        return self.graph is not None and len(self.workers) < self.graph.worker_pods
+
 
 @dataclass(frozen=True, slots=True)
 class JoinedFacts:
@@ -109,31 +114,12 @@ class JoinedFacts:
 
 def join(facts: VerifyFacts) -> JoinedFacts:
     """Join the gathered facts."""
-    cluster = facts.cluster
-    if cluster is None:
-        deployments = _other_registrations(facts)
-        podless = ChainLink(unknown="no cluster was read")
-        loose = _loose_workers(_cards(deployments), facts.routers, podless)
-        return JoinedFacts(facts, loose=loose, deployments=deployments, routers=facts.routers)
-    topologies = topologies_of(_known_items(cluster.topologies))
-    nodes = {node.name: node for node in _known_items(cluster.nodes)}
-    metadata = _known_items(cluster.metadata)
-    deployments = _other_registrations(facts) or _by_metadata(metadata)
-    pods = _pods_by_graph(cluster)
-    read = {graph.name: graph for graph in graphs_of(_known_items(cluster.graphs))}
-    names = sorted({*read, *pods})
-    index = _Join(facts, cluster, topologies, nodes, metadata, deployments)
-    index.claim((read.get(name), pods[name]) for name in names)
-    ids = {name: {card_id for _, card_id in index.cards_of(pods[name])} for name in names}
-    index.routers = routers = tuple(_with_graph(router, ids) for router in facts.routers)
-    if cluster.wanted:
-        names = [name for name in names if name.rpartition("/")[2] in cluster.wanted]
-    graphs = tuple(index.graph(name, read.get(name), pods[name]) for name in names)
-    claimed = index.cards_of(_known_items(cluster.pods))
-    # With named graphs the pods of other graphs were not read: their workers are not loose.
-    rest = [] if cluster.wanted else _cards(deployments, claimed)
-    loose = _loose_workers(rest, routers, _podless(cluster))
-    return JoinedFacts(facts, graphs, loose, topologies, nodes, deployments, routers)
+    if facts.cluster is not None:
+        return _Join(facts, facts.cluster).joined()
+    deployments = _other_registrations(facts)
+    podless = ChainLink(unknown="no cluster was read")
+    loose = _loose_workers(_cards(deployments), facts.routers, podless)
+    return JoinedFacts(facts, loose=loose, deployments=deployments, routers=facts.routers)
 
 
 def _podless(cluster: ClusterFacts) -> ChainLink:
@@ -157,17 +143,15 @@ def _pods_by_graph(cluster: ClusterFacts) -> defaultdict[str, list[Pod]]:
 class _Join:
     """Indexes of a cluster's facts, and the joins that use them."""
 
-    def __init__(
-        self,
-        facts: VerifyFacts,
-        cluster: ClusterFacts,
-        topologies: tuple[ClusterTopology, ...],
-        nodes: Mapping[str, Node],
-        metadata: Sequence[WorkerMetadata],
-        deployments: Mapping[str, Deployment],
-    ) -> None:
+    def __init__(self, facts: VerifyFacts, cluster: ClusterFacts) -> None:
         self._facts, self._cluster = facts, cluster
-        self._topologies, self._nodes = topologies, nodes
+        self._topologies = topologies_of(_known_items(cluster.topologies))
+        self._nodes = {node.name: node for node in _known_items(cluster.nodes)}
+        metadata = _known_items(cluster.metadata)
+        self._deployments = _other_registrations(facts) or _by_metadata(metadata)
+        self._pods = _pods_by_graph(cluster)
+        self._graphs = {graph.name: graph for graph in graphs_of(_known_items(cluster.graphs))}
+        self._names = sorted({*self._graphs, *self._pods})
         self._metadata: dict[PodKey, list[WorkerMetadata]] = defaultdict(list)
         for item in metadata:
             # An object of a container is named POD-CONTAINER: its owner is the pod.
@@ -176,20 +160,49 @@ class _Join:
         self._endpoints: dict[PodKey, list[Endpoint]] = defaultdict(list)
         for endpoint in _known_items(cluster.endpoints):
             self._endpoints[endpoint.namespace, endpoint.pod].append(endpoint)
-        self._deployments = deployments
-        self.routers = facts.routers
-        self._claims: MetadataClaims | AddressClaims = MetadataClaims(self._metadata, deployments)
+        self._claims = self._find_claims()
+        self._routers = self._place_routers()
 
-    def claim(self, graphs: Iterable[tuple[Graph | None, Sequence[Pod]]]) -> None:
-        """Find the registrations of all pods, before :meth:`graph`."""
+    def _find_claims(self) -> MetadataClaims | AddressClaims:
+        """The registrations of all pods."""
         if self._facts.registry is None:
-            return
+            return MetadataClaims(self._metadata, self._deployments)
         workers = [
             (pod, _role(pod, component, kind, ())[0])
-            for graph, pods in graphs
-            for pod, component, kind in _worker_pods(graph, pods)
+            for name in self._names
+            for pod, component, kind in _worker_pods(self._graphs.get(name), self._pods[name])
         ]
-        self._claims = AddressClaims(workers, self._deployments.get(_REGISTRY, Deployment()))
+        return AddressClaims(workers, self._deployments.get(_REGISTRY, Deployment()))
+
+    def _place_routers(self) -> tuple[RouterView, ...]:
+        """The routers with their graphs."""
+        ids = {
+            name: {card_id for _, card_id in self.cards_of(self._pods[name])}
+            for name in self._names
+        }
+        return tuple(_with_graph(router, ids) for router in self._facts.routers)
+
+    def joined(self) -> JoinedFacts:
+        """The wanted graphs with their workers, and the workers of no pod."""
+        wanted = self._cluster.wanted
+        graphs = tuple(
+            self.graph(name)
+            for name in self._names
+            if not wanted or name.rpartition("/")[2] in wanted
+        )
+        claimed = self.cards_of(_known_items(self._cluster.pods))
+        # With named graphs the pods of other graphs were not read: their workers are not loose.
+        rest = [] if wanted else _cards(self._deployments, claimed)
+        loose = _loose_workers(rest, self._routers, _podless(self._cluster))
+        return JoinedFacts(
+            self._facts,
+            graphs,
+            loose,
+            self._topologies,
+            self._nodes,
+            self._deployments,
+            self._routers,
+        )
 
     def cards_of(self, pods: Iterable[Pod]) -> set[CardKey]:
         """The registrations of ``pods``, and those that belong to one of several."""
@@ -201,8 +214,9 @@ class _Join:
             for card in (*claim.cards, *claim.among)
         }
 
-    def graph(self, name: str, graph: Graph | None, pods: list[Pod]) -> VerifiedGraph:
+    def graph(self, name: str) -> VerifiedGraph:
         """Join a graph with its pods."""
+        graph, pods = self._graphs.get(name), self._pods[name]
         if graph is not None:
             policy = policy_of(graph, self._topologies)
         elif isinstance(self._cluster.graphs, Unread):
@@ -288,7 +302,7 @@ class _Join:
     def _registered_links(self, worker: WorkerChain, domain: str) -> dict[LinkName, ChainLink]:
         unknown = self._why_unregistered(worker)
         if not unknown and worker.cards:
-            return _card_links(worker.cards, domain, worker.graph, self.routers)
+            return _card_links(worker.cards, domain, worker.graph, self._routers)
         rest = ChainLink(unknown=unknown)
         if not unknown:
             registry = self._facts.registry

@@ -18,6 +18,8 @@ from dynctl.wire.kubernetes.objects import ObjectEvent
 
 #: Events that say nothing about a start.
 _OTHERS: Final = (LABEL_MISSING_REASON, "Unhealthy")
+#: The kubelet repeats the state of a container, after the event with the reason.
+_BARE: Final = re.compile(r"Error: \w+")
 _QUOTA: Final = re.compile(r"exceeded quota: ([a-z0-9.-]+)")
 _IMAGE: Final = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 _CONFIG: Final = ("CreateContainerConfigError", "CreateContainerError")
@@ -84,8 +86,9 @@ def _start_fix(worker: WorkerChain, why: str, *, known: bool) -> str:
     return f"find the reason: kubectl describe pod {pod.name} -n {pod.namespace}"
 
 
-def _last_seen(event: ObjectEvent) -> float:
-    return event.at or 0.0
+def _last_seen(event: ObjectEvent) -> tuple[bool, float]:
+    """Events that only repeat a state come first."""
+    return _BARE.fullmatch(event.message) is None, event.at or 0.0
 
 
 def _noted(event: ObjectEvent, now: float) -> str:

@@ -33,19 +33,24 @@ class Tally:
         The check passes only if each object was judged or is explained by a code.
         """
         judged = self.whole - len(self.explained) if judged is None else judged
-        each = sorted({*self.explained} - {""})
-        codes = [reason for reason in each if reason.startswith("DYT")]
-        words = [reason for reason in each if reason not in codes]
-        why = "; ".join([*words, *([f"see {', '.join(codes)}"] if codes else [])])
-        counted = count_of(judged, self.whole, self.noun)
-        if why and judged < self.whole:
-            counted += f"; the others: {why}" if judged else f": {why}"
+        reasons = sorted({*self.explained} - {""})
+        codes = [reason for reason in reasons if reason.startswith("DYT")]
+        words = [reason for reason in reasons if reason not in codes]
+        why = "; ".join([*words, f"see {', '.join(codes)}"] if codes else words)
+        counted = self._counted(judged, why)
         result = outcome(self.wrong, self.unread, counted)
         if isinstance(result, Passed) and (words or not judged):
             return Skipped(counted if why else f"no {self.noun} to check")
         if isinstance(result, Wrong) and words:
             return Wrong(result.found, "; ".join(filter(None, [result.note, f"checked {counted}"])))
         return result
+
+    def _counted(self, judged: int, why: str) -> str:
+        """``3 of 4 pods; the others: see DYT0410``."""
+        counted = count_of(judged, self.whole, self.noun)
+        if not why or judged >= self.whole:
+            return counted
+        return f"{counted}; the others: {why}" if judged else f"{counted}: {why}"
 
 
 def count_of(part: int, whole: int, noun: str) -> str:

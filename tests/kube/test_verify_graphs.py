@@ -408,7 +408,10 @@ def test_the_events_of_stopped_and_missing_workers_are_read(
             if request.path.endswith("/events")
         ]
 
-    assert selectors == ["reason=TopologyLabelMissing", f"involvedObject.name={DECODE}"]
+    assert selectors == [
+        "reason=TopologyLabelMissing",
+        f"involvedObject.name={DECODE},type=Warning",
+    ]
     [finding] = ran.checks["DYT0410"]["findings"]
     assert f"; event FailedScheduling, 0 s ago: {message}" in finding["value"]
     assert finding["fix"].endswith("decode-a: kubectl edit dynamographdeployment my-llm -n prod")

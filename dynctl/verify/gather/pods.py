@@ -198,23 +198,14 @@ def warning_queries(joined: JoinedFacts) -> list[tuple[str, str]]:
     """Namespace and field selector of the events that explain missing and stopped workers."""
     if joined.cluster is None or isinstance(joined.cluster.events, Unread):
         return []
-    stopped = [
-        worker.pod
-        for graph in joined.governed
-        for worker in graph.workers
-        if worker.pod is not None and why_not_running(worker.pod)
-    ]
+    pods = (worker.pod for graph in joined.governed for worker in graph.workers if worker.pod)
+    stopped = [pod for pod in pods if why_not_running(pod)]
     lacking = sorted(
-        {
-            graph.name.rpartition("/")[0]
-            for graph in joined.governed
-            if graph.graph is not None and len(graph.workers) < graph.graph.worker_pods
-        }
+        {graph.name.rpartition("/")[0] for graph in joined.governed if graph.lacks_workers}
     )
-    return [
-        *((pod.namespace, f"involvedObject.name={pod.name}") for pod in stopped[:_MOST_WARNED]),
-        *((namespace, f"reason={NOT_CREATED_REASON}") for namespace in lacking[:_MOST_WARNED]),
-    ]
+    queries = [(pod.namespace, f"involvedObject.name={pod.name}") for pod in stopped[:_MOST_WARNED]]
+    queries += [(namespace, f"reason={NOT_CREATED_REASON}") for namespace in lacking[:_MOST_WARNED]]
+    return [(namespace, f"{selector},type=Warning") for namespace, selector in queries]
 
 
 # -- a mount in this file system -------------------------------------------------------------------

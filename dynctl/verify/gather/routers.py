@@ -105,11 +105,16 @@ def _query(
             silent |= {node: silence} if silence else {}
         if node in silent:
             return Unread(f"{place.name}: {silent[node]}")
-        if isinstance(problem, ClusterRefusal):
-            return Unread(f"{place.name}: {unread(problem).why}", "or specify it: --frontend URL")
-        message = with_name(problem.message, url, place.name)
-        named = message if place.name in message else f"{place.name}: {message}"
-        return Unread(named, problem.hint)
+        return _unread(place, url, problem)
+
+
+def _unread(place: _Place, url: str, problem: DynctlError | ClusterRefusal) -> Unread:
+    """``url``: the one that was used; the message names the pod instead."""
+    if isinstance(problem, ClusterRefusal):
+        return Unread(f"{place.name}: {unread(problem).why}", "or specify it: --frontend URL")
+    message = with_name(problem.message, url, place.name)
+    named = message if place.name in message else f"{place.name}: {message}"
+    return Unread(named, problem.hint)
 
 
 def _way(

@@ -229,7 +229,8 @@ def test_the_event_of_a_stopped_engine_and_its_fix(
     event = ObjectEvent(SPACE, DECODE, uid, reason, message, at=NOW - 30)
     older = replace(event, message="an older one", at=NOW - 60)
     earlier_pod = replace(event, message="of the pod before", uid="other", at=NOW)
-    scene.warnings += [event, older, earlier_pod]
+    bare = replace(event, message=f"Error: {waiting}", at=NOW - 1)
+    scene.warnings += [event, older, earlier_pod, bare]
     [finding] = results(scene)["DYT0410"].findings
     assert finding.value == f"Running for 60 min: {waiting}; event {reason}, 30 s ago: {message}"
     assert finding.fix == fix
