@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from dynctl.documents.codec import field_values
-from dynctl.findings.report import CheckResult, Report
+from dynctl.findings.report import SCHEMA, CheckResult, Report
 
 LINK_NAMES: Final = ("node", "pod label", "file", "card", "taint", "router")
 """The links of a chain, in order."""
@@ -90,3 +90,27 @@ def report_lines(report: VerifyReport) -> Iterator[CheckLine | CustodyLine]:
         yield CheckLine(**field_values(check))
     for row in report.chain:
         yield CustodyLine(**field_values(row))
+
+
+class PlannedRequest(msgspec.Struct, frozen=True):
+    """One kind of request that verify sends, and how often.
+
+    ``request``: get, list, access review, exec, log, port-forward or http. ``namespace`` is empty
+    for all. ``pods``: how many pods it enters; ``names`` are the first ones.
+    """
+
+    request: str
+    what: str
+    namespace: str
+    count: int
+    pods: int
+    names: list[str]
+
+
+class VerifyPlan(msgspec.Struct, frozen=True):
+    """What verify would ask a cluster, before it does."""
+
+    cluster: str
+    requests: list[PlannedRequest]
+    kind: str = "TopologyVerifyPlan"
+    schema: int = SCHEMA

@@ -12,10 +12,17 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final
 
-from dynctl.documents.verify import CellState, ChainCell, CustodyRow, VerifyReport
+from dynctl.documents.verify import (
+    CellState,
+    ChainCell,
+    CustodyRow,
+    PlannedRequest,
+    VerifyPlan,
+    VerifyReport,
+)
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.checks import join_lines, report_sections, section_heading, sums
-from dynctl.screens.columns import GAP, Column, Fitted, fit, visible
+from dynctl.screens.columns import GAP, Column, Fitted, fit, table, visible
 from dynctl.screens.numbers import middle, plural
 
 _OK: Final = "ok"
@@ -82,6 +89,39 @@ def verify_report(report: VerifyReport, canvas: Canvas) -> str:
         *sums(report, canvas),
     ]
     return join_lines(lines)
+
+
+def verify_plan(plan: VerifyPlan, canvas: Canvas) -> str:
+    """What verify would ask, a line for each kind of request, and the options that leave it out."""
+    columns: list[Column[PlannedRequest]] = [
+        Column("request", "REQUEST", lambda row: row.request),
+        Column("what", "OF", lambda row: row.what),
+        Column("namespace", "NAMESPACE", lambda row: row.namespace or "-", name=True),
+        Column("count", "NUMBER", lambda row: f"{row.count:,}", right=True),
+        Column("pods", "PODS", _entered, sentence=True),
+    ]
+    lines = [
+        f"{plan.cluster}: the lists were read, no pod was entered",
+        "",
+        *table(columns, plan.requests, canvas).splitlines(),
+        "",
+        *canvas.paragraph(_PLAN_NOTE, first="", rest=""),
+    ]
+    return join_lines(lines)
+
+
+def _entered(row: PlannedRequest) -> str:
+    if not row.names:
+        return "-"
+    more = f" and {row.pods - len(row.names):,} more" if row.pods > len(row.names) else ""
+    return f"{row.pods:,}: {', '.join(row.names)}{more}" if row.pods else row.names[0]
+
+
+_PLAN_NOTE: Final = (
+    "No exec: --exec none, or of a few pods: --exec sample. No logs: --logs none. No port-forward: "
+    "--frontend URL. A frontend that responds at its pod's address gets no port-forward either. "
+    "Directories with more files than domains get more execs of cat."
+)
 
 
 def _chain(rows: Sequence[CustodyRow], canvas: Canvas) -> Iterator[str]:

@@ -18,7 +18,7 @@ from dynctl.base.errors import Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.base.terminal import advise
 from dynctl.base.worker_environment import names_a_file
-from dynctl.documents.verify import VerifyReport
+from dynctl.documents.verify import PlannedRequest, VerifyPlan, VerifyReport
 from dynctl.findings.catalogue import catalogue
 from dynctl.findings.report import Report, State
 from dynctl.findings.suppression import Suppressions
@@ -36,6 +36,7 @@ from dynctl.verify.gather.cluster import Wanted, gather
 from dynctl.verify.gather.pods import Sampling, read_mount
 from dynctl.verify.gather.routers import Routers, read_routers
 from dynctl.verify.join import JoinedFacts, join
+from dynctl.verify.rehearsal import RehearsedCluster
 
 #: Seconds between two runs with --wait.
 AGAIN_S: Final = 5.0
@@ -85,6 +86,33 @@ def run_verify(options: GlobalOptions, wanted: VerifyOptions) -> VerifyReport:
             problem = _failing(report, wanted.fail_on)
         advise(f"{problem}; checking again, {left:,.0f} s left")
         time.sleep(min(AGAIN_S, left))
+
+
+def plan_verify(options: GlobalOptions, wanted: VerifyOptions) -> VerifyPlan:
+    """What :func:`run_verify` would ask the cluster. Lists are read; no pod is entered.
+
+    Raises UsageProblem where no cluster is read, Unreachable if it is not readable.
+    """
+    _check(options, wanted)
+    options = in_context(options)
+    if wanted.path is not None or not _reads_cluster(options, wanted):
+        raise UsageProblem("--plan: is for a cluster, and these options read none", _SOURCES)
+    urls = frontends(options)
+    cluster = RehearsedCluster(open_cluster(options))
+    try:
+        scope = Wanted(
+            namespaces_of(options, cluster),
+            wanted.graphs,
+            _sampling("--exec", wanted.exec),
+            _sampling("--logs", wanted.logs),
+        )
+        facts = gather(cluster, scope)
+        if not urls:
+            _with_routers(Routers(reach="port-forward"), facts, cluster)
+        asked = [PlannedRequest("http", "metrics", "", 1, 0, [url]) for url in urls]
+        return VerifyPlan(cluster.title, [*cluster.requests, *asked])
+    finally:
+        cluster.close()
 
 
 def _failing(report: Report, fail_on: str) -> str:
@@ -146,15 +174,12 @@ def _reader(options: GlobalOptions, wanted: VerifyOptions) -> Callable[[], Verif
         wanted.probe,
         advise,
     )
-    registry = backend(options) is not None and not in_cluster(options)
-    kubernetes = (options.kube_context, options.kubeconfig, options.namespace, *wanted.graphs)
+    registry = _reads_registry(options)
     if wanted.path is not None:
         domain = wanted.domain or os.environ.get("DYN_KV_TRANSFER_DOMAIN", "").strip()
         path = wanted.path
         return lambda: VerifyFacts(mount=read_mount(path, domain))
-    clustered = (
-        not registry or options.all_namespaces or any(given is not None for given in kubernetes)
-    )
+    clustered = _reads_cluster(options, wanted)
     exec_, logs = _sampling("--exec", wanted.exec), _sampling("--logs", wanted.logs)
 
     def read() -> VerifyFacts:
@@ -169,6 +194,16 @@ def _reader(options: GlobalOptions, wanted: VerifyOptions) -> Callable[[], Verif
             cluster.close()
 
     return read
+
+
+def _reads_registry(options: GlobalOptions) -> bool:
+    return backend(options) is not None and not in_cluster(options)
+
+
+def _reads_cluster(options: GlobalOptions, wanted: VerifyOptions) -> bool:
+    kubernetes = (options.kube_context, options.kubeconfig, options.namespace, *wanted.graphs)
+    named = options.all_namespaces or any(given is not None for given in kubernetes)
+    return named or not _reads_registry(options)
 
 
 def _check(options: GlobalOptions, wanted: VerifyOptions) -> None:

@@ -184,7 +184,7 @@ def test_a_broken_cluster_shows_the_place_and_the_fix(broken: Simulation, dynctl
     lines = dynctl(*VERIFY).out.splitlines()
 
     place = lines.index("FAIL DYT0404 pod label matches the node label")
-    result = " ".join(line.strip() for line in lines[place : place + 6])
+    result = " ".join(line.strip() for line in lines[place : place + 9])
     assert f"Pod {STALE}.prod: {ZONE} is us-east-1z, its node gpu-a-0 has us-east-1a" in result
     assert f"fix       kubectl delete pod {STALE} -n prod" in result
     assert "more      dynctl explain DYT0404" in result
@@ -342,3 +342,71 @@ def test_all_that_verify_asks_for_is_in_its_list_of_permissions(
     assert dynctl(*VERIFY).code == 0
 
     assert [one for one in healthy.server.requests if one.status in (401, 403)] == []
+
+
+# -- the plan --------------------------------------------------------------------------------------
+
+
+def sent(sim: Simulation) -> Counter[str]:
+    """How many requests of each kind the API server got. A port-forward has several connections."""
+    kinds: Counter[str] = Counter()
+    forwarded = {request.path for request in streams(sim, "portforward")}
+    if forwarded:
+        kinds["portforward"] = len(forwarded)
+    for request in sim.server.requests:
+        part = request.path.rsplit("/", 1)[-1]
+        if part in REVIEWS:
+            kinds["access review"] += 1
+        elif part in ("exec", "log"):
+            kinds[part] += 1
+        elif part != "portforward":
+            kinds["read"] += 1
+    return kinds
+
+
+def planned(rows: list[dict[str, Any]]) -> Counter[str]:
+    kinds: Counter[str] = Counter()
+    names = {"get": "read", "list": "read", "port-forward": "portforward"}
+    for row in rows:
+        kinds[names.get(row["request"], row["request"])] += row["count"]
+    return kinds
+
+
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--exec", "none"), ("--exec", "sample", "--logs", "none"), ("--logs", "all")],
+    ids=" ".join,
+)
+def test_a_plan_is_what_verify_then_asks(
+    healthy: Simulation, dynctl: Run, options: tuple[str, ...]
+) -> None:
+    plan = dynctl(*VERIFY, "--plan", *options, "-o", "json")
+    rehearsal = sent(healthy)
+    healthy.server.requests.clear()
+    dynctl(*VERIFY, *options)
+    real = sent(healthy)
+
+    assert (plan.code, plan.json["kind"]) == (0, "TopologyVerifyPlan")
+    assert planned(plan.json["requests"]) == real
+    # It reads what it counts, and enters no pod.
+    entering = ("exec", "log", "portforward")
+    assert rehearsal == Counter({k: n for k, n in real.items() if k not in entering})
+
+
+def test_a_plan_names_the_options_that_leave_requests_out(healthy: Simulation, dynctl: Run) -> None:
+    shown = dynctl(*VERIFY, "--plan").out
+    assert "no pod was entered" in shown
+    for option in ("--exec none", "--exec sample", "--logs none", "--frontend URL"):
+        assert option in shown
+    assert f"{WORKERS}: my-llm-" in shown
+    url = "http://127.0.0.1:9"
+    rows = dynctl(*VERIFY, "--plan", "--frontend", url, "-o", "json").json["requests"]
+    assert [row["names"] for row in rows if row["request"] == "http"] == [[url]]
+    assert not [row for row in rows if row["request"] == "port-forward"]
+
+
+def test_a_plan_is_for_a_cluster(dynctl: Run, tmp_path: Path) -> None:
+    for options in (("--path", str(tmp_path)), ("--discovery", "file", "--file-kv", str(tmp_path))):
+        ran = dynctl(*VERIFY, "--plan", *options)
+        assert ran.code == 2
+        assert "--plan: is for a cluster" in ran.err

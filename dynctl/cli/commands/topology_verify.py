@@ -77,6 +77,13 @@ def verify_topology(
             help="Repeat the checks until none fails, at most this long: 5m.",
         ),
     ] = None,
+    plan: Annotated[
+        bool,
+        typer.Option(
+            "--plan",
+            help="Read the lists, and show which requests would follow; enter no pod.",
+        ),
+    ] = False,
     list_checks: Annotated[
         bool, typer.Option("--list-checks", help="List all checks and exit.")
     ] = False,
@@ -93,31 +100,32 @@ def verify_topology(
     from dynctl.findings.pages import code_list
     from dynctl.screens.progress import progress
     from dynctl.screens.render import emit
-    from dynctl.verify.verification import VerifyOptions, run_verify
+    from dynctl.verify.verification import VerifyOptions, plan_verify, run_verify
 
     if list_checks:
         emit(code_list("DYT"), options)
         return ExitCode.YES
     expect_level(fail_on)
     if file:
-        _check_alone(options, dgd, path, probe, wait)
+        _check_alone(options, dgd, path, probe, wait, plan)
         return lint_files(options, file, fail_on, suppress)
+    wanted = VerifyOptions(
+        graphs=tuple(dgd or ()),
+        exec=exec_,
+        logs=logs,
+        probe=probe,
+        path=path,
+        domain=domain,
+        suppress=tuple(suppress or ()),
+        fail_on=fail_on,
+        wait=wait,
+    )
+    if plan:
+        emit(plan_verify(options, wanted), options)
+        return ExitCode.YES
     with progress(options) as bar:
         bar.pulse("reading the cluster" if wait is None else f"waiting for at most {wait:g} s")
-        report = run_verify(
-            options,
-            VerifyOptions(
-                graphs=tuple(dgd or ()),
-                exec=exec_,
-                logs=logs,
-                probe=probe,
-                path=path,
-                domain=domain,
-                suppress=tuple(suppress or ()),
-                fail_on=fail_on,
-                wait=wait,
-            ),
-        )
+        report = run_verify(options, wanted)
     emit(report, options)
     return ExitCode.YES if report.passes(fail_on) else ExitCode.NO
 
@@ -128,6 +136,7 @@ def _check_alone(
     path: Path | None,
     probe: int,
     wait: float | None,
+    plan: bool,
 ) -> None:
     """Raise UsageProblem for options that have no effect with --file."""
     from dynctl.base.errors import UsageProblem
@@ -137,6 +146,7 @@ def _check_alone(
         "--path": path,
         "--probe": probe,
         "--wait": wait,
+        "--plan": plan,
         "-n": options.namespace,
         "-A": options.all_namespaces,
         "--kube-context": options.kube_context,
