@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from router_core.events import CacheEvent
+from router_core.frozen import quick_init
 from router_core.transfer import TransferTable
 from router_core.workers import Worker
 
@@ -40,6 +41,7 @@ class WorkerAvailability:
     reason: str | None
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class KvEvent:
     """One event of the prefix cache of one rank."""
@@ -80,6 +82,7 @@ class IndexConnected:
     recovering: bool | None = None
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class Booked:
     """A request was given to a rank and counts as its load.
@@ -110,6 +113,7 @@ class Booked:
     chains: tuple[int, ...] = ()
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class PrefillDone:
     """The first output token arrived: the request's prefill load ends."""
@@ -156,6 +160,7 @@ class Dequeued:
     cursor: str | None = None
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class OutputBlock:
     """Generation filled one more block.
@@ -168,6 +173,7 @@ class OutputBlock:
     decay_fraction: float | None = None
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class Freed:
     """The request ended on the given hop, or on all of its hops where ``stage`` is None.
@@ -180,6 +186,7 @@ class Freed:
     computed: bool = True
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class LoadReported:
     """Load reported by a rank; None keeps the last value."""

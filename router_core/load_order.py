@@ -150,25 +150,27 @@ class LoadOrders:
 
 
 class LazyColumn(Sequence[T]):
-    """A column that is computed when something reads more than the ``known`` positions of it.
+    """A column that is computed when something reads more than a few positions of it.
 
+    ``known``: the values of these, at the places that ``place_of`` gives for their positions.
     ``two``: for costs, the positions of the winner and of the cheapest other; None where there is
     no other. Compares equal to a list of the same values.
     """
 
-    __slots__ = ("_length", "_make", "_values", "known", "two")
+    __slots__ = ("_length", "_make", "_place_of", "_values", "known", "two")
 
     def __init__(
         self,
         make: Callable[[], Sequence[T]],
         length: int,
-        known: Mapping[int, T],
+        place_of: Mapping[int, int],
+        known: Sequence[T],
         two: tuple[int, int | None] | None = None,
     ) -> None:
         self._make: Callable[[], Sequence[T]] | None = make
         self._length = length
         self._values: Sequence[T] = ()
-        self.known = known
+        self._place_of, self.known = place_of, known
         self.two = two
 
     def _all(self) -> Sequence[T]:
@@ -181,8 +183,8 @@ class LazyColumn(Sequence[T]):
     @overload
     def __getitem__(self, at: slice) -> Sequence[T]: ...
     def __getitem__(self, at: int | slice) -> T | Sequence[T]:
-        if isinstance(at, int) and at in self.known:
-            return self.known[at]
+        if isinstance(at, int) and at in self._place_of:
+            return self.known[self._place_of[at]]
         return self._all()[at]
 
     def __len__(self) -> int:
@@ -208,7 +210,7 @@ class OverlapColumn(LazyColumn[int]):
     __slots__ = ("_slots", "overlaps")
 
     def __init__(self, overlaps: Overlaps, slots: Sequence[int]) -> None:
-        super().__init__(partial(overlaps.column, slots), len(slots), {})
+        super().__init__(partial(overlaps.column, slots), len(slots), {}, ())
         self.overlaps = overlaps
         self._slots = slots
 

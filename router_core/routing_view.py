@@ -180,7 +180,8 @@ class RoutingRequest:
     @property
     def most_reusable(self) -> int:
         """Blocks of the (first) prompt that an engine can reuse at most; see `most_reusable_of`."""
-        return self.most_reusable_of(0)
+        tokens = self.lengths[0] if self.lengths else self.isl_tokens
+        return max(0, tokens - 1) // self.block_size
 
     def most_reusable_of(self, prompt: int) -> int:
         """Blocks of a prompt of the batch that an engine can reuse at most: it always computes the

@@ -7,7 +7,7 @@ Nothing in this module changes state.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -309,7 +309,7 @@ def _from_order(
         return None
     # One rank of each group: the others cost the same.
     position = partial(bisect_left, slots)
-    positions = [position((group & -group).bit_length() - 1) for group in groups.slots]
+    positions = list(map(position, groups.first))
     terms = kv_terms(_inputs_of_groups(inputs, groups, positions), parameters)
     if any(term.name not in _KNOWN_TERMS for term in terms):
         return None
@@ -321,8 +321,8 @@ def _from_order(
     for at in (winner, runner_up):
         if at is not None and at not in group_of:
             group_of[at] = groups.number_of(slots[at])
-    lazy, all_costs = _lazily(inputs, parameters, terms, costs, group_of, len(slots))
-    return lazy, LazyColumn(*all_costs, (winner, runner_up)), winner
+    two = (winner, runner_up)
+    return *_lazily(inputs, parameters, terms, costs, group_of, two), winner
 
 
 def _inputs_of_groups(inputs: CostInputs, groups: _Groups, positions: Sequence[int]) -> CostInputs:
@@ -356,10 +356,11 @@ def _follows_order(
 
 @dataclass(slots=True)
 class _Groups:
-    """Ranks that cost the same: their ``slots`` as a mask, their cached blocks and how many of
-    these their requests hold."""
+    """Ranks that cost the same: their ``slots`` as a mask and the ``first`` of them, their cached
+    blocks and how many of these their requests hold."""
 
     slots: list[int]
+    first: list[int]
     overlap: list[int]
     shared: list[int]
 
@@ -385,7 +386,7 @@ def _groups(
     held = () if inputs.shared_blocks is None else levels_of(inputs.shared_blocks, slots)
     cut_off = bool(cached) and _cuts_off(inputs, parameters, max(cached)[0])
     rest = inputs.isl_tokens * per_token + inputs.prompt_blocks * per_block
-    groups = _Groups([], [], [])
+    groups = _Groups([], [], [], [])
     scored = 0
     for members, overlap, depth in _classes(mask, cached, held):
         cheapest = None
@@ -395,7 +396,11 @@ def _groups(
             scored += members.bit_count()
             if scored > most:
                 return None
-            cheapest = [1 << slot for slot in slots_of(members)]
+            single = slots_of(members)
+            cheapest = [1 << slot for slot in single]
+            groups.first += single
+        else:
+            groups.first += [(group & -group).bit_length() - 1 for group in cheapest]
         groups.slots += cheapest
         groups.overlap += [overlap] * len(cheapest)
         groups.shared += [depth] * len(cheapest)
@@ -444,11 +449,12 @@ def _lazily(
     terms: Sequence[TermColumn],
     costs: Sequence[float],
     group_of: Mapping[int, int],
-    count: int,
-) -> tuple[tuple[TermColumn, ...], tuple[Callable[[], Sequence[float]], int, dict[int, float]]]:
-    """Terms, and what a LazyColumn of the costs needs: computed for all ``count`` candidates when
-    one is read that is not in ``group_of`` (position -> its place in ``terms`` and ``costs``)."""
+    two: tuple[int, int | None],
+) -> tuple[tuple[TermColumn, ...], LazyColumn[float]]:
+    """Terms and costs of all candidates, which are computed when one is read that is not in
+    ``group_of`` (position -> its place in ``terms`` and ``costs``)."""
     computed: list[tuple[TermColumn, ...]] = []
+    count = len(inputs.prefill_tokens)
 
     def all_terms() -> tuple[TermColumn, ...]:
         if not computed:
@@ -458,22 +464,14 @@ def _lazily(
     def values_of(number: int) -> Sequence[float]:
         return all_terms()[number].values
 
-    def known_costs(values: Sequence[float]) -> dict[int, float]:
-        return {at: values[group] for at, group in group_of.items()}
-
     def all_costs() -> list[float]:
         return total_costs(all_terms(), None, count)
 
-    lazy = tuple(
-        TermColumn(
-            term.name,
-            term.unit,
-            term.weight,
-            LazyColumn(partial(values_of, number), count, known_costs(term.values)),
-        )
-        for number, term in enumerate(terms)
-    )
-    return lazy, (all_costs, count, known_costs(costs))
+    lazy = []
+    for number, term in enumerate(terms):
+        column = LazyColumn(partial(values_of, number), count, group_of, term.values)
+        lazy.append(TermColumn(term.name, term.unit, term.weight, column))
+    return tuple(lazy), LazyColumn(all_costs, count, group_of, costs, two)
 
 
 def _transfer_uncounted(context: SelectionContext, inputs: CostInputs) -> bool:
