@@ -333,7 +333,8 @@ class EngineAnswer:
             raise AnswerError(f"sent choice {index}, and {len(self._choices)} were requested")
         if index in self._ended:
             return ()
-        finish, reason, hidden = _finish_of(output), output.stop_reason, False
+        finish = None if output.finish_reason is None else _finish_of(output)
+        reason, hidden = output.stop_reason, False
         if output.text is not None:
             text = output.text if finish is None else choice.flush() + output.text
             return self._delta(index, text, finish, output, output.token_ids, reason, hidden=False)
@@ -374,7 +375,8 @@ class EngineAnswer:
         if self._plain is not None and finish is None and index in self._begun:
             before, after = self._plain
             return (before + msgspec.json.encode(text) + after,) if text else ()
-        delta = _Delta(index, text, self._takes_role(index), finish)
+        role = index not in self._begun and self._takes_role(index)
+        delta = _Delta(index, text, role, finish)
         if self._splitters:
             self._separate_reasoning(self._splitters[index], delta, len(ids))
         if finish is not None:
@@ -589,9 +591,7 @@ class EngineAnswer:
                 }
 
     def _takes_role(self, index: int) -> bool:
-        """Whether this is the first piece of a choice of a chat, which names the role."""
-        if index in self._begun:
-            return False
+        """Begin a choice: whether its first piece names the role, as in a chat."""
         self._begun.add(index)
         return self._options.chat
 
@@ -716,7 +716,8 @@ class EngineAnswer:
         choices = b",".join(msgspec.json.encode(self._choice_json(delta)) for delta in deltas)
         nvext: dict[str, Any] = {}
         for delta in deltas:
-            _join_nvext(nvext, delta.nvext)
+            if delta.nvext:
+                _join_nvext(nvext, delta.nvext)
         return (self._event(choices, deltas[0].usage, nvext or None),)
 
     def _choice_json(self, delta: _Delta) -> dict[str, Any]:
@@ -817,10 +818,8 @@ def _not_supported(field: str, problem: str) -> RequestError:
     return RequestError(501, "unsupported", field, problem)
 
 
-def _finish_of(output: EngineOutput) -> str | None:
-    """OpenAI's finish reason. Raises AnswerError for an output that is an error."""
-    if output.finish_reason is None:
-        return None
+def _finish_of(output: EngineOutput) -> str:
+    """OpenAI's finish reason of a last output. Raises AnswerError for one that is an error."""
     if output.error is not None:
         raise AnswerError("reported an error")
     return _FINISH[str(output.finish_reason)]

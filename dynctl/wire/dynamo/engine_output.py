@@ -4,6 +4,8 @@ Dynamo calls a piece ``LLMEngineOutput`` and sends it inside ``Annotated``: an o
 or with ``event`` and ``comment`` or ``error``. Field names are as captured from 1.6.1 workers.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -21,9 +23,10 @@ _FINISHES: Final = frozenset(
 ERROR_EVENT: Final = "error"
 
 
-def _null() -> Any:
-    """The default of a field that is written also when it is null (msgspec keeps it)."""
-    return None
+#: The default of a field that is written also when it is null (msgspec keeps it). Made without a
+#: call of Python's: an output of a worker has seven of them.
+_null: Final[Callable[[], Any]] = type(None)
+_text: Final = partial(str, "text")
 
 
 class TopLogprob(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -66,7 +69,7 @@ class EngineOutput(Struct, frozen=True, kw_only=True, omit_defaults=True):
     token_ids: list[_U32]
     tokens: list[str | None] | None = msgspec.field(default_factory=_null)
     text: str | None = msgspec.field(default_factory=_null)
-    output_type: str = msgspec.field(default_factory=lambda: "text")
+    output_type: str = msgspec.field(default_factory=_text)
     cum_log_probs: float | None = msgspec.field(default_factory=_null)
     log_probs: list[float] | None = msgspec.field(default_factory=_null)
     top_logprobs: list[list[TopLogprob]] | None = msgspec.field(default_factory=_null)
