@@ -53,7 +53,7 @@ class Traffic:
         self.service = RoutingService(router=Router(exact_reuse=True))
         for number in range(WORKERS):
             runtime = ModelRuntimeConfig(total_kv_blocks=1_000_000)
-            self.service.upsert_worker(
+            self.service.membership.upsert(
                 Worker(number + 1, f"w{number}", "m", runtime_config=runtime)
             )
 

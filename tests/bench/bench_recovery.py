@@ -102,7 +102,7 @@ async def run(entries_scale: float, quiet_s: float) -> list[Row]:
     documents = documents[: max(1, int(len(documents) * entries_scale))]
     service = RoutingService(id_prefix="bench")
     for number in range(workload.WORKERS):
-        service.upsert_worker(Worker(number + 1, f"w{number}", "m"))
+        service.membership.upsert(Worker(number + 1, f"w{number}", "m"))
     waiting = updates(documents)
     conditions: list[StreamCondition] = []
     index = IndexRuntime(
@@ -120,7 +120,7 @@ async def run(entries_scale: float, quiet_s: float) -> list[Row]:
 
     async def lose() -> None:
         slot = service.router.registry.slots(1)[0]
-        service.remove_worker(1)
+        service.membership.remove(1)
         index.request_sweep()
         while not service.router.index.is_free(slot):  # noqa: ASYNC110
             await asyncio.sleep(0)

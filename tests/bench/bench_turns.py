@@ -49,7 +49,7 @@ def filled(workers: int) -> ServingProcess:
     fleet = frontend.fleet
     for number in range(1, workers + 1):
         joined = worker(number)
-        assert frontend.service.upsert_worker(joined).ok
+        assert frontend.service.membership.upsert(joined).ok
         frontend.service.apply(LoadReported(number, 0, 10, 10, 5))
         spec = WorkerSpec(f"http://127.0.0.1:{number}", joined.name, instance_id=number)
         member = Member(spec, "file", worker=joined, problem=None, probed=True)
@@ -66,9 +66,9 @@ async def measured(workers: int, calls: int) -> list[Row]:
         await service.refresh_health()
 
     async def leave_and_join() -> None:
-        service.remove_worker(5)
+        service.membership.remove(5)
         await asyncio.sleep(0)
-        assert service.upsert_worker(worker(5)).ok
+        assert service.membership.upsert(worker(5)).ok
 
     first, again = Mock(query={}), Mock(query={"cards": administration.feed.read().cards})
     jobs: dict[str, Callable[[], Awaitable[Any]]] = {

@@ -129,7 +129,7 @@ class ScaleRouter:
             total_kv_blocks=20_000, max_num_seqs=256, max_num_batched_tokens=8192
         )
         worker = Worker(self._ids[number], f"w{number}", MODEL, runtime_config=card)
-        assert self._service.upsert_worker(worker).ok
+        assert self._service.membership.upsert(worker).ok
 
     def fill(self) -> None:
         """Register all workers and lay their caches into the index."""
@@ -146,7 +146,7 @@ class ScaleRouter:
 
     def lose(self, number: int) -> None:
         self.frontend.fleet.index.unfollow(self._ids[number])
-        self._service.remove_worker(self._ids[number])
+        self._service.membership.remove(self._ids[number])
         self.frontend.fleet.index.request_sweep()
 
     def join(self, number: int) -> None:

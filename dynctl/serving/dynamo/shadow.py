@@ -132,7 +132,7 @@ class ObservedFleet(Fleet):
         ]
 
     def find(self, text: str) -> EngineRow | None:
-        worker = self._service.find_worker(text)
+        worker = self._service.membership.find(text)
         return None if worker is None else self._observed_row(worker, self.states())
 
     def row_steps(self) -> Generator[None, None, list[EngineRow | UnregisteredEngine]]:
@@ -255,7 +255,7 @@ class Shadow:
     def _apply(self, change: Change) -> Applied:
         if isinstance(change, WorkerLost):
             self._waiting.pop(change.worker_id, None)
-            return self._service.remove_worker(change.worker_id)
+            return self._service.membership.remove(change.worker_id)
         return self._service.apply(change)
 
     def _take_sequence(self, event: SequenceEvent) -> None:

@@ -243,7 +243,7 @@ class Fleet:
 
     def find(self, text: str) -> EngineRow | UnregisteredEngine | None:
         """The row of an engine, by its name or its worker's id; None for an unknown one."""
-        worker = self._service.find_worker(text)
+        worker = self._service.membership.find(text)
         member = self._members.get(text)
         if member is None and worker is not None:
             member = self._members.get(worker.name)
@@ -437,7 +437,7 @@ class Fleet:
         self.index.unfollow(member.spec.worker_id)
         self._regroup(member, None)
         if member.worker is not None:
-            self._service.remove_worker(member.spec.worker_id)
+            self._service.membership.remove(member.spec.worker_id)
             self.index.request_sweep()
         self._service.conditions.forget(name)
         for key in [key for key in self._service.engine_failures if key[0] == name]:
@@ -565,7 +565,7 @@ class Fleet:
         """Set whether the router may choose the member; without it, its waiting requests go."""
         worker_id = member.spec.worker_id
         reason = None if panic and _in_doubt(member) else member.reason
-        self._service.set_available(worker_id, reason)
+        self._service.membership.set_available(worker_id, reason)
         if reason is None or (member.problem is None and member.ejection.state == "trial"):
             return
         given_back, member.responses = member.responses, set()
@@ -655,7 +655,7 @@ class Fleet:
         try:
             worker, sources = self._described(member, facts)
             if worker != member.worker:
-                applied = self._service.upsert_worker(worker)
+                applied = self._service.membership.upsert(worker)
                 if not applied.ok:
                     raise WorkerSpecError(applied.message)
         except WorkerSpecError as error:
@@ -811,7 +811,7 @@ class Fleet:
         member.pairs = pairs
         if member.worker is not None:
             worker = _with_pairs(member.worker, pairs)
-            if self._service.upsert_worker(worker).ok:
+            if self._service.membership.upsert(worker).ok:
                 member.worker = worker
 
     def _end_conditions(self, name: str, ended: Iterable[str]) -> None:

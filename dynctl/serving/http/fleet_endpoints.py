@@ -230,7 +230,7 @@ class ControlApi:
         self._writable()
         member = self._member(http)
         try:
-            self._service.cordon(member.spec.name, cordoned=cordoned)
+            self._service.membership.cordon(member.spec.name, cordoned=cordoned)
         except ValueError as error:
             raise HttpError(507, str(error), "insufficient_storage", "too_many_cordons") from None
         return json_response(self._fleet.row(member))
@@ -238,7 +238,7 @@ class ControlApi:
     def _member(self, http: web.Request) -> Member:
         """The engine of the path, by name or id; raises HttpError 404."""
         text = http.match_info["worker"]
-        worker = self._service.find_worker(text)
+        worker = self._service.membership.find(text)
         member = self._fleet.get(text)
         if member is None and worker is not None:
             member = self._fleet.get(worker.name)

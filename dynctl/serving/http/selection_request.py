@@ -121,7 +121,7 @@ class SelectionReader:
         registry = self._service.router.registry
         found = registry.get(worker) if isinstance(worker, int) else None
         if isinstance(worker, str):
-            found = self._service.find_worker(worker)
+            found = self._service.membership.find(worker)
         if found is None:
             known = ", ".join(
                 f"{worker.name} ({worker.worker_id})" for worker in list(registry)[:8]

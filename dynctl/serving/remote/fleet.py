@@ -81,7 +81,7 @@ class MirroredFleet(Fleet):
                 "health probe", partial(self._watch, member), worker.name
             )
         if member.worker != worker:
-            applied = self._service.upsert_worker(worker)
+            applied = self._service.membership.upsert(worker)
             if not applied.ok:
                 _log.warning("worker %s of the router: %s", worker.name, applied.message)
                 return

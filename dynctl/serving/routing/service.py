@@ -22,12 +22,13 @@ from dynctl.documents.doubts import Doubt, doubt
 from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.route_of_plan import route_result
 from dynctl.documents.route_result import RouteResult
-from dynctl.documents.workers import CORDONED, WorkerRow, worker_rows
+from dynctl.documents.workers import WorkerRow, worker_rows
 from dynctl.health import conditions as codes
 from dynctl.health.evaluation import FleetHealth
 from dynctl.planning.prefill_load import PrefillModel, PrefillTimes, predicted_plan
 from dynctl.serving.routing.admission import Admission
 from dynctl.serving.routing.config import SMALL_FLEET
+from dynctl.serving.routing.membership import Membership
 from dynctl.serving.routing.preparation import Preparation
 from dynctl.serving.routing.prompts import (
     PromptTokenizers,
@@ -57,7 +58,6 @@ from router_core import (
     RoutingView,
     Stage,
     Worker,
-    WorkerAvailability,
     WorkerLost,
     WorkerUpserted,
 )
@@ -67,8 +67,6 @@ Tap = Callable[[Change, float, Applied], None]
 
 _log = logging.getLogger(__name__)
 
-#: Workers that the operator may take out of routing at a time.
-MAX_CORDONED: Final = 4_096
 #: Changes after which a waiting request may be admitted.
 _MAKES_ROOM: Final = (*CHANGES_OF_HEALTH, Expired, Freed, LoadReported, PrefillDone)
 
@@ -179,10 +177,8 @@ class RoutingService:
         self.prefill_times = PrefillTimes()
         #: The models of the registered workers.
         self.served = ServedModels(self.router, sample, default_block_size)
-        #: Names of workers that the operator took out of routing, in that order.
-        self.cordoned: dict[str, None] = {}
-        #: Worker id -> why it is not routable, apart from a cordon.
-        self._problems: dict[int, str] = {}
+        #: Which workers get requests.
+        self.membership = Membership(self.router, self.apply, self._health)
         #: Makes the routing requests of prompts.
         self.preparation = Preparation(
             self.router,
@@ -477,73 +473,6 @@ class RoutingService:
         return self._health.mismatched
 
     # -- workers ---------------------------------------------------------------------------
-
-    def upsert_worker(self, worker: Worker) -> Applied:
-        applied = self.apply(WorkerUpserted(worker))
-        if applied.ok and worker.name in self.cordoned:
-            self._show_cordon(worker)
-        return applied
-
-    def remove_worker(self, worker_id: int) -> Applied:
-        worker = self.router.registry.get(worker_id)
-        applied = self.apply(WorkerLost(worker_id))
-        self._problems.pop(worker_id, None)
-        if worker is not None:
-            self.conditions.forget(worker.name)
-            if worker.model not in self.models():
-                self.conditions.forget(worker.model)
-            self._health.changed()
-        return applied
-
-    def set_available(self, worker_id: int, reason: str | None) -> Applied:
-        """``reason``: why the worker is not routable; None: it is routable again, unless it is
-        cordoned."""
-        if reason is None:
-            self._problems.pop(worker_id, None)
-        else:
-            self._problems[worker_id] = reason
-        worker = self.router.registry.get(worker_id)
-        if worker is not None and worker.name in self.cordoned:
-            reason = CORDONED if reason is None else f"{CORDONED}; {reason}"
-        return self.apply(WorkerAvailability(worker_id, reason))
-
-    def cordon(self, name: str, *, cordoned: bool) -> None:
-        """Take the worker of this name out of routing, or put it back.
-
-        Its requests go on. The cordon holds for the name while this process runs, also when the
-        worker leaves and returns. Raises ValueError for more than :data:`MAX_CORDONED` names.
-        """
-        if not cordoned:
-            self.cordoned.pop(name, None)
-            self.clear_condition(codes.WORKER_CORDONED, name)
-        elif len(self.cordoned) >= MAX_CORDONED:
-            raise ValueError(f"{MAX_CORDONED:,} workers are cordoned, no more are")
-        else:
-            self.cordoned[name] = None
-        worker = self.router.registry.by_name(name)
-        if worker is not None:
-            self._show_cordon(worker)
-        self._health.changed()
-
-    def _show_cordon(self, worker: Worker) -> None:
-        self.set_available(worker.worker_id, self._problems.get(worker.worker_id))
-        if worker.name in self.cordoned:
-            self.set_condition(codes.WORKER_CORDONED, worker.name, CORDONED)
-
-    def find_worker(self, text: str) -> Worker | None:
-        """A worker by name, decimal id or hex id (``0x..``)."""
-        registry = self.router.registry
-        worker = registry.by_name(text)
-        if worker is not None:
-            return worker
-        for base in (10, 16):
-            try:
-                worker = registry.get(int(text, base))
-            except ValueError:
-                continue
-            if worker is not None:
-                return worker
-        return None
 
     def workers(self) -> list[WorkerRow]:
         """One row per worker, with its ranks' load, cache and freshness."""

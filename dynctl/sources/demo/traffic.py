@@ -107,7 +107,7 @@ class DemoTraffic:
         for worker in workers:
             seats = 1 if worker.role is Role.PREFILL else SEATS
             self._engines[worker.worker_id] = _Engine(worker, seats)
-            service.upsert_worker(worker)
+            service.membership.upsert(worker)
 
     def start(self, at: float) -> None:
         """Schedule the first events."""
@@ -281,7 +281,7 @@ class DemoTraffic:
         if engine is None:
             return
         engine.up = False
-        self._service.set_available(engine.worker.worker_id, _CRASH_REASON)
+        self._service.membership.set_available(engine.worker.worker_id, _CRASH_REASON)
         self._service.set_condition(codes.WORKER_UNREACHABLE, CRASHING, _CRASH_REASON)
         self._service.apply(KvEvent(engine.worker.worker_id, 0, Cleared()))
         for job in [*engine.running.values(), *engine.waiting]:
@@ -297,7 +297,7 @@ class DemoTraffic:
         engine = self._engine_named(CRASHING)
         if engine is not None:
             engine.up = True
-            self._service.set_available(engine.worker.worker_id, None)
+            self._service.membership.set_available(engine.worker.worker_id, None)
             self._service.clear_condition(codes.WORKER_UNREACHABLE, CRASHING)
 
     def _engine_named(self, name: str) -> _Engine | None:

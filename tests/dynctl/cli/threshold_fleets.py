@@ -31,7 +31,7 @@ class Replica:
     def __init__(self, workers: Sequence[Worker], token: str | None) -> None:
         self.service = RoutingService(sample=lambda: 0.0)
         for one in workers:
-            assert self.service.upsert_worker(one).ok
+            assert self.service.membership.upsert(one).ok
         self.token = token
         self.url = ""
         self.posts: list[str] = []

@@ -57,7 +57,7 @@ def test_an_evaluation_that_finds_the_same_reports_nothing_new():
 def test_what_the_index_does_not_model_is_another_doubt_than_what_is_out_of_date():
     assert NOT_MODELLED < INDEX_OR_LOAD
     service = RoutingService()
-    service.upsert_worker(Worker(1, "a", "m"))
+    service.membership.upsert(Worker(1, "a", "m"))
     service.set_condition("GROUP_IGNORED", "a", "the cache group of kind mamba is not modelled")
     service.set_condition("EVENTS_LOST", "a", "3 batches are lost")
     found = {one.code: one.what for one in service.doubts("m")}

@@ -131,9 +131,9 @@ def test_a_large_fleet_is_not_evaluated_at_every_reading():
     now = 1000.0
     service = RoutingService(clock=lambda: now)
     for number in range(1, 501):
-        assert service.upsert_worker(Worker(number, f"w{number}", "demo")).ok
+        assert service.membership.upsert(Worker(number, f"w{number}", "demo")).ok
     first = service.health()
-    service.set_available(1, "refused")
+    service.membership.set_available(1, "refused")
     now += 0.4
     assert service.health() is first
     now += 0.2
@@ -150,7 +150,7 @@ def large_fleet(workers: int) -> RoutingService:
             kv_transfer_domain="zone",
             kv_transfer_enforcement="required",
         )
-        assert service.upsert_worker(
+        assert service.membership.upsert(
             Worker(number, f"w{number}", "demo", role, runtime_config=card)
         ).ok
     return service
@@ -186,7 +186,7 @@ async def test_an_evaluation_in_steps_shows_no_fleet_that_never_was():
     evaluating = asyncio.create_task(service.refresh_health())
     for number in range(0, 1000, 2):
         await asyncio.sleep(0)
-        service.remove_worker(number)
+        service.membership.remove(number)
     found = await evaluating
     # Whatever was left when the last evaluation began, its counts are of one moment.
     [model] = found.models
@@ -210,7 +210,7 @@ async def test_a_fleet_that_changes_in_each_turn_is_evaluated_in_steps():
     async def leave() -> None:
         nonlocal left
         while left < 500:
-            service.remove_worker(left)
+            service.membership.remove(left)
             left += 1
             await asyncio.sleep(0)
 
@@ -232,12 +232,12 @@ async def test_rows_of_an_evaluation_are_of_the_workers_when_it_began():
     frontend = build_frontend(FrontendConfig(port=0, log_level="error"))
     service = frontend.service
     for number in range(4):
-        assert service.upsert_worker(Worker(number, f"w{number}", "demo")).ok
+        assert service.membership.upsert(Worker(number, f"w{number}", "demo")).ok
         service.apply(LoadReported(number, 0, 1, 1, 1))
     rows = service.rows()
-    service.remove_worker(0)
-    assert service.upsert_worker(Worker(9, "w9", "demo")).ok
-    service.set_available(1, "gone")
+    service.membership.remove(0)
+    assert service.membership.upsert(Worker(9, "w9", "demo")).ok
+    service.membership.set_available(1, "gone")
     found = {row.name: row for row in rows}
     assert list(found) == ["w0", "w1", "w2", "w3"]
     assert {row.status for row in found.values()} == {"ready"}

@@ -44,7 +44,7 @@ async def serving(
 ) -> AsyncIterator[tuple[TestClient, RoutingService]]:
     service = RoutingService(router or RouterConfig(), sample=lambda: 0.0)
     for one in workers or (worker(1), worker(2)):
-        assert service.upsert_worker(one).ok
+        assert service.membership.upsert(one).ok
     memory = DecisionMemory(memory_bytes, small_fleet=0)
     metrics = Metrics(service, router_id=7, memory=memory)
     service.observers += [memory, metrics]

@@ -76,8 +76,8 @@ async def test_every_screen_names_the_operator():
 async def test_a_cordon_holds_while_the_engine_is_away_and_after_it_returns():
     async with site([{"name": "a"}, {"name": "b"}]) as fleet:
         service = fleet.service
-        service.cordon("a", cordoned=True)
-        found = service.find_worker("a")
+        service.membership.cordon("a", cordoned=True)
+        found = service.membership.find("a")
         assert found is not None
 
         def reason() -> Any:
@@ -85,12 +85,12 @@ async def test_a_cordon_holds_while_the_engine_is_away_and_after_it_returns():
 
         await fleet.engines["a"].close()
         await until(lambda: (reason() or "").startswith(f"{CORDONED}; "))
-        service.cordon("a", cordoned=False)
+        service.membership.cordon("a", cordoned=False)
         assert reason() is not None
         assert CORDONED not in str(reason())
-        service.cordon("a", cordoned=True)
-        service.remove_worker(found.worker_id)
-        service.upsert_worker(worker(found.worker_id, name="a", model="demo"))
+        service.membership.cordon("a", cordoned=True)
+        service.membership.remove(found.worker_id)
+        service.membership.upsert(worker(found.worker_id, name="a", model="demo"))
         assert reason() == CORDONED
 
 
@@ -100,7 +100,7 @@ async def test_only_operators_cordon_and_only_where_the_admin_api_is_on():
     async with site([{"name": "a"}], admin_api=False) as fleet:
         status, body, _ = await fleet.post("/v1/workers/a/cordon", {})
         assert (status, body["error"]["code"]) == (403, "admin_api_disabled")
-        assert not fleet.service.cordoned
+        assert not fleet.service.membership.cordoned
 
 
 async def test_where_one_frontend_fails_the_others_are_set_back():
@@ -108,4 +108,4 @@ async def test_where_one_frontend_fails_the_others_are_set_back():
         both = FrontendSource([one.frontend.url, two.frontend.url])
         with pytest.raises(UsageProblem, match="admin API"):
             await asyncio.to_thread(both.cordon, "a", cordoned=True)
-        assert not one.service.cordoned
+        assert not one.service.membership.cordoned

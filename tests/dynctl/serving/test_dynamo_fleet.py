@@ -554,10 +554,10 @@ async def test_a_worker_set_is_drawn_by_its_available_workers(
         # A pin decides; a set without an available worker is not drawn.
         pinned = [service.served.draw_worker_set("demo", pins=[Pin(one)]) for one in (0xA0, 0xB0)]
         assert pinned == ["dynamo/backend", "v2/backend"]
-        service.set_available(0xA0, "it is tested")
+        service.membership.set_available(0xA0, "it is tested")
         monkeypatch.setattr(service.served, "_sample", lambda: 0.0)
         assert service.served.draw_worker_set("demo") == "v2/backend"
-        service.set_available(0xA0, None)
+        service.membership.set_available(0xA0, None)
         # A dry run shows the most likely set, and what is drawn.
         token = made.frontend.config.api_token
         headers = {} if token is None else {"authorization": f"Bearer {token}"}

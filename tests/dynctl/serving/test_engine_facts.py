@@ -234,7 +234,7 @@ async def test_a_name_of_one_engine_is_routed_to_that_engine_alone(
         ]
         _, answer, _ = await fleet.post("/v1/route", {**chat_body("x"), "model": "demo"})
         assert len(answer["decode"]["candidates"]) == 2
-        fleet.service.cordon("v", cordoned=True)
+        fleet.service.membership.cordon("v", cordoned=True)
         status, answer, _ = await fleet.post(
             "/v1/chat/completions", {**chat_body("x"), "model": name}
         )

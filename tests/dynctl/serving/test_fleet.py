@@ -407,7 +407,7 @@ async def test_the_policy_lru_names_workers_that_declare_no_blocks():
         assert condition(fleet, "CAPACITY_UNKNOWN", "a0") is None
         [worker] = fleet.service.router.registry
         unknown = replace(worker.runtime_config, total_kv_blocks=None)
-        fleet.service.upsert_worker(replace(worker, runtime_config=unknown))
+        fleet.service.membership.upsert(replace(worker, runtime_config=unknown))
         assert "declares no KV blocks" in condition(fleet, "CAPACITY_UNKNOWN", "a0").message
 
 
@@ -443,7 +443,7 @@ async def test_facts_that_arrive_late_keep_the_estimate(monkeypatch):
         member.facts = partial
         config = replace(member.worker.runtime_config, total_kv_blocks=None)
         member.worker = replace(member.worker, runtime_config=config)
-        fleet.service.upsert_worker(member.worker)
+        fleet.service.membership.upsert(member.worker)
         assert (await fleet.chat(WORDS * 4))[0] == 200
         held = router.learned.block_count(0)
         assert held > 3

@@ -284,7 +284,7 @@ async def test_lost_messages_are_a_condition_until_what_they_ended_expired(synce
 async def test_a_worker_that_leaves_takes_the_bookings_of_others_along(synced: Synced) -> None:
     decode = synced.worker(Role.DECODE)
     synced.receive(SequenceAdded("r1", decode, 0, (1,), 0, THEIRS))
-    synced.service.remove_worker(decode)
+    synced.service.membership.remove(decode)
     assert not synced.sync._foreign
     synced.receive(SequenceFreed("r1", decode, 0, THEIRS))
     synced.receive(SequenceAdded("r2", decode, 0, (1,), 0, THEIRS))

@@ -81,7 +81,7 @@ async def test_cards_travel_once_and_again_when_they_change():
         assert second.workers is None
         rows = joined_rows(first.workers or (), second.loads)
         assert rows[0].ranks[0].reported.kv_used_blocks == 7
-        service.upsert_worker(worker(2, zone="zone-b"))
+        service.membership.upsert(worker(2, zone="zone-b"))
         third = feed.read(first.cards)
         assert [row.domains for row in third.workers or ()] == [{}, {"zone": "zone-b"}]
         assert FleetFeed(service, DecisionMemory()).read(third.cards).workers is not None
@@ -103,13 +103,15 @@ def steps_and_result(steps: Generator[None, None, Result], between: Callable[[],
 async def test_a_large_fleet_is_listed_in_steps_of_one_moment():
     service = RoutingService(clock=lambda: 100.0, wall=lambda: 1000.0)
     for number in range(1, 1001):
-        assert service.upsert_worker(worker(number)).ok
+        assert service.membership.upsert(worker(number)).ok
     feed = FleetFeed(service, DecisionMemory())
     whole = feed.read()
-    steps, listed = steps_and_result(feed.steps(), lambda: service.remove_worker(1000))
+    steps, listed = steps_and_result(feed.steps(), lambda: service.membership.remove(1000))
     assert steps > 1000 // SLICE
     assert listed == whole
-    steps, loads = steps_and_result(feed.steps(feed.read().cards), lambda: service.remove_worker(1))
+    steps, loads = steps_and_result(
+        feed.steps(feed.read().cards), lambda: service.membership.remove(1)
+    )
     assert (steps, len(loads.loads), loads.workers) == (1, 999, None)
 
 
@@ -119,7 +121,9 @@ async def test_the_engines_of_a_fleet_are_listed_in_steps_of_one_moment(monkeypa
         members, service = fleet.frontend.fleet, fleet.frontend.service
 
         def lose() -> None:
-            assert service.set_available(next(iter(service.router.registry)).worker_id, "lost").ok
+            assert service.membership.set_available(
+                next(iter(service.router.registry)).worker_id, "lost"
+            ).ok
 
         steps, listed = steps_and_result(members.row_steps(), lose)
         assert steps == len(ENGINES) + 1
@@ -155,9 +159,9 @@ async def test_waiting_requests_go_when_the_engine_does():
 
 def test_loads_of_other_workers_are_refused():
     service = RoutingService()
-    service.upsert_worker(worker(1))
+    service.membership.upsert(worker(1))
     first = FleetFeed(service, DecisionMemory()).read()
-    service.upsert_worker(worker(2))
+    service.membership.upsert(worker(2))
     second = FleetFeed(service, DecisionMemory()).read()
     with pytest.raises(WireError, match="2 loads for 1 workers"):
         joined_rows(first.workers or (), second.loads)

@@ -94,7 +94,7 @@ async def rig(*workers: Any) -> AsyncIterator[Rig]:
     clock = Clock()
     service = RoutingService(RouterConfig(), clock=clock, sample=lambda: 0.0, id_prefix="d")
     for one in workers or (worker(1), worker(2)):
-        assert service.upsert_worker(one).ok
+        assert service.membership.upsert(one).ok
     config = FrontendConfig()
     fleet = Fleet(service, Upstream(config.limits), config)
     selection = SelectionApi(service)
@@ -473,7 +473,7 @@ async def test_the_fleet_has_a_new_version_when_it_changes():
         assert len(joined["fleet"]["cards"]) == 2
         _, same = await router.report("f", 1)
         assert same["fleet"] == joined["fleet"]["version"]
-        router.service.set_available(1, "no response for 3 s")
+        router.service.membership.set_available(1, "no response for 3 s")
         router.clock.now += 1
         _, changed = await router.report("f", 2)
         assert changed["fleet"] != same["fleet"]

@@ -97,7 +97,7 @@ def service(*workers, **settings):
         sample=lambda: 0.0,
     )  # fmt: skip
     for one in workers:
-        assert made.upsert_worker(one).ok
+        assert made.membership.upsert(one).ok
     return made
 
 
@@ -251,7 +251,7 @@ def test_domains_show_load_capacity_and_decisions():
     made = disaggregated()
     metrics = Metrics(made, router_id=7)
     made.apply(LoadReported(4, 0, kv_used_blocks=75_000))
-    made.set_available(2, "refused connection")
+    made.membership.set_available(2, "refused connection")
     serve_one(made, metrics, record("a"))
     # b's prefill worker is gone, so a decode pinned to b crosses from a.
     from router_core import Pin
@@ -343,7 +343,7 @@ def test_model_cards_and_readiness():
     assert got["dynamo_frontend_model_total_kv_blocks", tiny] == 512
     assert got["dynamo_frontend_model_kv_cache_block_size", tiny] == 16
     assert got["dynamo_frontend_model_max_num_seqs", tiny] == 256
-    made.set_available(2, "gone")
+    made.membership.set_available(2, "gone")
     assert scraped(metrics)["dynamo_frontend_model_ready", tiny] == 0
 
 
@@ -365,7 +365,7 @@ def test_last_values_leave_with_their_worker():
     metrics = Metrics(made, router_id=7)
     serve_one(made, metrics, record())
     assert "worker_last_input_sequence_tokens{" in metrics.render()
-    made.remove_worker(1)
+    made.membership.remove(1)
     assert "worker_last_input_sequence_tokens{" not in metrics.render()
 
 
@@ -436,7 +436,7 @@ def test_the_samples_of_many_workers_come_in_pieces_of_one_moment():
     for piece in metrics.parts():
         pieces.append(piece)
         if "dynamo_frontend_worker_active_decode_blocks{" in piece and not lost:
-            lost = made.remove_worker(1000).ok
+            lost = made.membership.remove(1000).ok
     assert lost
     assert "".join(pieces) == whole
     most = max(piece.count("\n") for piece in pieces if "worker_" in piece)

@@ -98,7 +98,7 @@ async def test_a_pair_that_moves_books_the_new_half_and_ends_the_old_one() -> No
     """Both halves have the request's id, and the prefill half frees its booking when it ends."""
     service = RoutingService(RouterConfig(), sample=lambda: 0.0, id_prefix="d")
     for number, role in enumerate(("prefill", "prefill", "decode", "decode"), 1):
-        assert service.upsert_worker(worker(number, role)).ok
+        assert service.membership.upsert(worker(number, role)).ok
     sent: Any = Pairs()
     fleet: Any = Members()
     flow = RequestFlow(service, LocalPlacement(service), fleet, sent, Limits())
@@ -153,7 +153,7 @@ class Breaking(Pairs):
 async def test_a_move_that_fails_first_keeps_the_time_of_the_first_output() -> None:
     service = RoutingService(RouterConfig(), sample=lambda: 0.0, id_prefix="d")
     for number, role in enumerate(("prefill", "decode", "decode", "decode"), 1):
-        assert service.upsert_worker(worker(number, role)).ok
+        assert service.membership.upsert(worker(number, role)).ok
     sent: Any = Breaking("decode", 0)
     fleet: Any = Members()
     flow = RequestFlow(service, LocalPlacement(service), fleet, sent, Limits())
@@ -179,7 +179,7 @@ async def test_a_pair_whose_prefill_failed_computed_no_block_of_its_decode_worke
 ) -> None:
     service = RoutingService(RouterConfig(), sample=lambda: 0.0, id_prefix="d")
     for number, role in enumerate(("prefill", "prefill", "decode"), 1):
-        assert service.upsert_worker(worker(number, role)).ok
+        assert service.membership.upsert(worker(number, role)).ok
     freed: list[tuple[Any, bool]] = []
     free = service.free
 
@@ -240,9 +240,9 @@ async def test_a_request_whose_zone_lost_decode_during_prefill_goes_to_another_z
     required = {"kv_transfer_domain": "zone", "kv_transfer_enforcement": "required"}
     for number, zone in enumerate("aab", 1):
         prefill = worker(number, "prefill", zone=zone, policy=required)
-        assert service.upsert_worker(prefill).ok
+        assert service.membership.upsert(prefill).ok
     for number, zone in enumerate("ab", 4):
-        assert service.upsert_worker(worker(number, "decode", zone=zone)).ok
+        assert service.membership.upsert(worker(number, "decode", zone=zone)).ok
     far = Booked("load", "prefill", 3, 0, prefill_tokens=9_000)
     assert service.apply(far).ok
 
@@ -255,7 +255,7 @@ async def test_a_request_whose_zone_lost_decode_during_prefill_goes_to_another_z
             return "prefill"
 
         def handed_over(self, *_: Any) -> None:
-            service.remove_worker(4)
+            service.membership.remove(4)
 
         def decode(self, *_: Any) -> str:
             return "decode"

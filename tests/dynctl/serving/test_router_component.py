@@ -16,7 +16,7 @@ from tests.dynctl.serving.routed import worker
 async def test_a_request_whose_id_is_in_use_gets_another_one() -> None:
     """Ids are those of the clients of a frontend; one that waits in the router queue is in use."""
     service = RoutingService(RouterConfig(router_queue_threshold=0.0), id_prefix="d")
-    assert service.upsert_worker(worker(1)).ok
+    assert service.membership.upsert(worker(1)).ok
     bookings, nothing = SelectionApi(service), _Nothing()
     endpoint = EndpointId("dynamo", "backend", "generate")
     component = RouterComponent(

@@ -239,13 +239,13 @@ async def test_settings_and_fleet_changes_admit_and_refuse_the_waiting() -> None
 @pytest.mark.seed("dynamo-1.6: router queue: waiting")
 async def test_a_worker_that_joins_admits_the_waiting() -> None:
     async with queueing({"name": "a"}, {"name": "b"}) as found:
-        free = found.service.find_worker("b")
+        free = found.service.membership.find("b")
         assert free is not None
-        found.service.set_available(free.worker_id, "not yet")
+        found.service.membership.set_available(free.worker_id, "not yet")
         hold(found, "a")
         task = sent(found, "hello")
         await waiting(found, 1)
-        found.service.set_available(free.worker_id, None)
+        found.service.membership.set_available(free.worker_id, None)
         status, _, headers = await task
         assert status == 200
         _, decision = await found.get(f"/v1/decisions/{headers['x-dynctl-decision']}")
@@ -316,7 +316,7 @@ async def test_a_retry_after_a_failed_engine_does_not_wait_again() -> None:
 async def test_the_prefill_hop_waits_in_a_disaggregated_fleet() -> None:
     engines = ({"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"})
     async with queueing(*engines) as found:
-        prefill = found.service.find_worker("p")
+        prefill = found.service.membership.find("p")
         assert prefill is not None
         load = Booked("load", "prefill", prefill.worker_id, 0, prefill_tokens=500)
         assert found.service.apply(load).ok
@@ -441,7 +441,7 @@ async def test_the_caches_of_the_moment_of_admission_decide() -> None:
         await waiting(found, 1)
         (entry,) = found.service.router.queue
         assert entry.cached_tokens == 0
-        other = found.service.find_worker("b")
+        other = found.service.membership.find("b")
         assert other is not None
         request = found.service.admission.waiting[entry.request_id].request
         stored = BlocksStored(None, request.sequence_hashes, request.local_hashes)
@@ -507,7 +507,7 @@ async def test_a_router_that_stops_serves_the_waiting() -> None:
     router = build_router(FrontendConfig(port=0, router=config, limits=Limits(drain_s=60.0)))
     await router.start()
     try:
-        assert router.service.upsert_worker(worker(1)).ok
+        assert router.service.membership.upsert(worker(1)).ok
         async with aiohttp.ClientSession(router.url) as client:
 
             async def book(name: str) -> tuple[int, Any]:
@@ -555,7 +555,7 @@ class Turn:
 
     def __init__(self) -> None:
         self.service = RoutingService(RouterConfig().with_values(ANY_LOAD), id_prefix="d")
-        assert self.service.upsert_worker(worker(1)).ok
+        assert self.service.membership.upsert(worker(1)).ok
         assert self.service.apply(Booked("load", "aggregated", 1, 0, prefill_tokens=500)).ok
         self.task: asyncio.Task[RoutingPlan]
 

@@ -53,7 +53,7 @@ async def routing(*workers, token=None, **settings):
         RouterConfig().with_values(settings), clock=clock, sample=lambda: 0.0, id_prefix="d"
     )
     for one in workers or (worker(1), worker(2)):
-        assert service.upsert_worker(one).ok
+        assert service.membership.upsert(one).ok
     api = SelectionApi(service, token=token)
     app = web.Application(middlewares=[error_middleware])
     app.add_routes(api.routes())
@@ -289,8 +289,8 @@ async def test_prefill_first_then_decode_from_the_fleet_as_it_is_then():
         assert got["booked"] == ["prefill"]
         assert got["decode"]["worker"] == "decode-3"
         assert (await loads(client))[3] == (0, 0, 0)
-        assert service.upsert_worker(worker(5, "decode", zone="a")).ok
-        service.set_available(3, "refused connection")
+        assert service.membership.upsert(worker(5, "decode", zone="a")).ok
+        service.membership.set_available(3, "refused connection")
         answer = await client.post("/v1/bookings/r1/decode")
         assert answer.status == 201
         assert (await answer.json())["decode"]["worker"] == "decode-5"
@@ -390,7 +390,7 @@ async def test_a_prefill_worker_whose_policy_cannot_be_applied_is_refused():
         kv_transfer_domain="rack",
         kv_transfer_enforcement="required",
     )
-    assert service.upsert_worker(replace(card, runtime_config=config)).ok
+    assert service.membership.upsert(replace(card, runtime_config=config)).ok
     app = web.Application(middlewares=[error_middleware])
     app.add_routes(SelectionApi(service).routes())
     async with TestClient(TestServer(app)) as client:
@@ -404,7 +404,7 @@ async def test_decode_that_went_away_between_the_hops_is_refused_and_can_be_ende
     async with routing(*zoned()) as (client, service, api, _):
         body = {"token_ids": TOKENS, "request_id": "r1", "hops": "prefill"}
         await client.post("/v1/select_and_book", json=body)
-        service.set_available(3, "refused connection")
+        service.membership.set_available(3, "refused connection")
         answer = await client.post("/v1/bookings/r1/decode")
         assert answer.status == 503
         assert "missing taint" in (await answer.json())["error"]["message"]
@@ -513,7 +513,7 @@ async def test_what_is_known_of_the_clients_of_other_programs():
 async def test_a_booking_outlives_its_worker_until_its_client_says_so():
     async with routing() as (client, service, api, _):
         await client.post("/v1/select_and_book", json={"token_ids": TOKENS, "request_id": "r1"})
-        service.remove_worker(1)
+        service.membership.remove(1)
         service.expire()
         assert api.sweep() == 0
         answer = await client.post("/v1/bookings/r1/output_block")
@@ -741,7 +741,7 @@ async def test_the_process_has_no_inference_and_a_system_port():
     process = build_router(config)
     await process.start()
     try:
-        assert process.service.upsert_worker(worker(1)).ok
+        assert process.service.membership.upsert(worker(1)).ok
         async with aiohttp.ClientSession(process.url) as client:
             assert (await client.post("/v1/chat/completions", json={})).status == 404
             answer = await client.post("/v1/select_and_book", json={"token_ids": TOKENS})

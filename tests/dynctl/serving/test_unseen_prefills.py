@@ -40,7 +40,7 @@ class Fleet:
         self.now = 0.0
         self.service = RoutingService(clock=lambda: self.now, sample=lambda: 0.0, id_prefix="t")
         for number in (1, 2):
-            self.service.upsert_worker(worker(number, kv_events=kv_events))
+            self.service.membership.upsert(worker(number, kv_events=kv_events))
 
     @property
     def ends(self) -> UnseenPrefills:
