@@ -181,9 +181,16 @@ async def test_both_on_the_event_loop_of_a_process(tmp_path):
         assert record["url"].startswith("https://")
         await all_read("http://localhost", connector=aiohttp.UnixConnector(str(path)))
         chat = f"{record['url']}/v1/chat/completions"
+        # The connection of the first ones gets another protocol for what is no inference.
         for _ in range(3):
             async with client.post(chat, json=chat_body("hi"), ssl=trusting(cert)) as answer:
                 assert answer.status == 200
+        for path in ("/live", "/v1/models", "/live"):
+            async with client.get(f"{record['url']}{path}", ssl=trusting(cert)) as answer:
+                assert answer.status == 200
+        body = chat_body("hi", stream=True)
+        async with client.post(chat, json=body, ssl=trusting(cert)) as answer:
+            assert events_of(await answer.read())[-1] == "[DONE]"
         async with local.get("http://localhost/v1/workers") as answer:
             assert answer.status == 200
 
