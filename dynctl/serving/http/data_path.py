@@ -13,6 +13,8 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
+from aiohttp import web
+
 from dynctl.serving.http.errors import error_answer
 from dynctl.serving.http.plain_requests import (
     ClientHandler,
@@ -229,30 +231,33 @@ class DataConnection(asyncio.Protocol):
                 raise
             except Exception as error:
                 answer = error_answer(error, request)
-            keeps = request.keep_alive and not self._closing
-            if not isinstance(answer, PlainStream):
-                keeps = keeps and answer.headers.get("connection") != "close"
-                transport = self.transport
-                if transport is None or transport.is_closing():
-                    return
-                transport.write(whole_answer(answer, close=not keeps))
+            if isinstance(answer, PlainStream):
+                keeps = answer.complete and request.keep_alive
+            else:
+                keeps = self._send(answer, request)
                 if self.writing_paused:
                     await self.drained()
-            elif not answer.complete:
-                keeps = False
-                return
             self._seat.ended()
             if self._body is not None:
                 await self._read_rest(request.content)
         except ConnectionError:
             keeps = False
         except BaseException:
-            keeps = False
             self.abort()
             raise
         finally:
             self.task = None
             self._next(keeps=keeps)
+
+    def _send(self, answer: web.StreamResponse, request: PlainRequest) -> bool:
+        """Send a whole answer; whether the connection is kept afterwards."""
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the client disconnected")
+        keeps = request.keep_alive and not self._closing
+        keeps = keeps and answer.headers.get("connection") != "close"
+        transport.write(whole_answer(answer, close=not keeps))
+        return keeps
 
     async def _read_rest(self, body: PlainBody) -> None:
         """Read what the handler left of a body. A connection that is closed before would be reset,
