@@ -8,8 +8,8 @@
    registrations of a pod.
 3. ``checks/``: one file for each hundred of codes, one function for each code, in ``checks/all``.
    A function gets the joined facts and returns what is wrong. ``needs``: what it requires.
-   What it cannot judge goes into a ``wording.Tally``: as unread, or explained by an earlier code
-   (``root_causes``, ``registration``), so that one fault is reported once.
+   What it cannot judge goes into a ``wording.CheckTally``: as unread, or explained by an earlier
+   code (``root_causes``, ``registration``), so that one fault is reported once.
 4. ``chain_rows``: one row for each worker, which shows where its chain breaks.
 
 Only gather/ and verification do input and output.

@@ -93,7 +93,7 @@ class DomainChain:
     def __getitem__(self, name: LinkName) -> ChainLink:
         return self.links[name]
 
-    def compared(self) -> Iterator[ComparedLink]:
+    def compare_links(self) -> Iterator[ComparedLink]:
         """Every link, in order."""
         before: LinkName | None = None
         expected: str | None = None
@@ -114,7 +114,7 @@ class DomainChain:
 
     def breaks(self) -> Iterator[ComparedLink]:
         """The links at which the chain breaks: each is one fault."""
-        return (link for link in self.compared() if link.is_break)
+        return (link for link in self.compare_links() if link.is_break)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ def _row(worker: WorkerChain, codes: Mapping[str, Sequence[str]]) -> CustodyRow:
     if chain is not None:
         cells = [
             ChainCell(compared.state, compared.value, chain[compared.link].unknown)
-            for compared in chain.compared()
+            for compared in chain.compare_links()
         ]
     else:
         why = "no KV transfer policy" if policy is None else "the label of its domain is unknown"

@@ -75,6 +75,11 @@ class VerifiedGraph:
         return self.subject.partition(" ")[2]
 
     @property
+    def worker_pods(self) -> list[Pod]:
+        """The pods of its workers."""
+        return [worker.pod for worker in self.workers if worker.pod is not None]
+
+    @property
     def lacks_workers(self) -> bool:
         """Whether it has fewer worker pods than its spec."""
         return self.graph is not None and len(self.workers) < self.graph.worker_pods
@@ -115,7 +120,7 @@ class JoinedFacts:
 def join(facts: VerifyFacts) -> JoinedFacts:
     """Join the gathered facts."""
     if facts.cluster is not None:
-        return _Join(facts, facts.cluster).joined()
+        return _Join(facts, facts.cluster).join_all()
     deployments = _other_registrations(facts)
     podless = ChainLink(unknown="no cluster was read")
     loose = _loose_workers(_cards(deployments), facts.routers, podless)
@@ -182,7 +187,7 @@ class _Join:
         }
         return tuple(_with_graph(router, ids) for router in self._facts.routers)
 
-    def joined(self) -> JoinedFacts:
+    def join_all(self) -> JoinedFacts:
         """The wanted graphs with their workers, and the workers of no pod."""
         wanted = self._cluster.wanted
         graphs = tuple(

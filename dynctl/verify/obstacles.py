@@ -48,7 +48,7 @@ def creation_obstacle(
     target = f"{event.kind.lower()} {event.name}" if quota is None else f"resourcequota {quota[1]}"
     what = "correct what the event names"
     what = what if quota is None else f"raise quota {quota[1]}, or free a part of it"
-    return _noted(event, cluster.now), f"{what}: kubectl describe {target} -n {namespace}"
+    return _event_text(event, cluster.now), f"{what}: kubectl describe {target} -n {namespace}"
 
 
 def start_obstacle(cluster: ClusterFacts, worker: WorkerChain, why: str) -> tuple[str, str]:
@@ -64,7 +64,7 @@ def start_obstacle(cluster: ClusterFacts, worker: WorkerChain, why: str) -> tupl
         if (event.namespace, event.name, event.uid) == key and event.reason not in _OTHERS
     ]
     event = max(events, key=_last_seen, default=None)
-    noted = "" if event is None else _noted(event, cluster.now)
+    noted = "" if event is None else _event_text(event, cluster.now)
     return noted, _start_fix(worker, why, known=event is not None)
 
 
@@ -91,7 +91,7 @@ def _last_seen(event: ObjectEvent) -> tuple[bool, float]:
     return _BARE.fullmatch(event.message) is None, event.at or 0.0
 
 
-def _noted(event: ObjectEvent, now: float) -> str:
+def _event_text(event: ObjectEvent, now: float) -> str:
     """``; event BackOff, 12 s ago: ..``, with the object if it is not a pod."""
     about = "" if event.kind == "Pod" else f" of {event.kind} {event.name}"
     since = "" if event.at is None else f", {age(now - event.at)} ago"

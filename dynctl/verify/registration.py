@@ -20,7 +20,7 @@ from dynctl.verify.join import JoinedFacts
 from dynctl.verify.needs import NO_CLUSTER, in_cluster, pod_of
 from dynctl.verify.pod_spec import KUBERNETES, backend_of, why_not_in_kubernetes
 from dynctl.verify.root_causes import log_of, stuck_at_start
-from dynctl.verify.wording import Tally
+from dynctl.verify.wording import CheckTally
 from dynctl.wire.kubernetes.names import DISCOVERY_ENABLED_LABEL
 from dynctl.wire.kubernetes.objects import Pod
 from dynctl.wire.kubernetes.worker_metadata import PLURAL, WorkerMetadata, instance_id
@@ -114,7 +114,7 @@ class Cards:
     """
 
     workers: list[WorkerChain] = field(default_factory=list)
-    tally: Tally = field(default_factory=lambda: Tally("worker"))
+    tally: CheckTally = field(default_factory=lambda: CheckTally("worker"))
 
     def outcome(self, wrong: Sequence[Found]) -> Outcome:
         self.tally.wrong += wrong

@@ -14,7 +14,7 @@ _LOSES: Final = "one pod after the other: its running requests may fail, its KV 
 
 
 @dataclass(slots=True)
-class Tally:
+class CheckTally:
     """What a check found in ``whole`` objects.
 
     ``unread``: what could not be read. ``explained``: of the objects that were not judged, the code
@@ -33,11 +33,9 @@ class Tally:
         The check passes only if each object was judged or is explained by a code.
         """
         judged = self.whole - len(self.explained) if judged is None else judged
-        reasons = sorted({*self.explained} - {""})
-        codes = [reason for reason in reasons if reason.startswith("DYT")]
-        words = [reason for reason in reasons if reason not in codes]
+        codes, words = self._reasons()
         why = "; ".join([*words, f"see {', '.join(codes)}"] if codes else words)
-        counted = self._counted(judged, why)
+        counted = self._count_text(judged, why)
         result = outcome(self.wrong, self.unread, counted)
         if isinstance(result, Passed) and (words or not judged):
             return Skipped(counted if why else f"no {self.noun} to check")
@@ -45,7 +43,13 @@ class Tally:
             return Wrong(result.found, "; ".join(filter(None, [result.note, f"checked {counted}"])))
         return result
 
-    def _counted(self, judged: int, why: str) -> str:
+    def _reasons(self) -> tuple[list[str], list[str]]:
+        """The codes, such as ``DYT0403``, and the reasons in words, such as ``not read``."""
+        reasons = sorted({*self.explained} - {""})
+        codes = [reason for reason in reasons if reason.startswith("DYT")]
+        return codes, [reason for reason in reasons if reason not in codes]
+
+    def _count_text(self, judged: int, why: str) -> str:
         """``3 of 4 pods; the others: see DYT0410``."""
         counted = count_of(judged, self.whole, self.noun)
         if not why or judged >= self.whole:

@@ -25,7 +25,7 @@ _LOST: Final[Mapping[str, str]] = {
     "nodes": "node labels are not compared (DYT0205, DYT0404)",
     "dynamoworkermetadatas": "registered workers are unknown (DYT07, DYT08)",
     "endpointslices": "EndpointSlices are not compared with pods (DYT0702)",
-    "events": "events about missing labels are not read (DYT0405)",
+    "events": "events about missing labels and stopped workers are not read (DYT0405, DYT0410)",
     "pods/exec": "topology files are not read (DYT0503)",
     "pods/log": "worker logs are not read (DYT0601, DYT0602)",
     "pods/portforward": "routers are not queried (DYT0904)",
@@ -78,17 +78,14 @@ def _schema_has_policy(joined: JoinedFacts) -> Outcome:
         return Skipped(f"the definition of {GRAPHS_RESOURCE}: {schemas.why}", unread=True)
     if not schemas:
         return Skipped(f"no {GRAPHS_RESOURCE} is served (DYT0002)")
-    supporting = [schema.version for schema in schemas if schema.fields]
-    others = [schema.version for schema in schemas if not schema.fields]
-    if not supporting:
+    versions = ", ".join(sorted(schema.version for schema in schemas if schema.fields))
+    others = ", ".join(sorted(schema.version for schema in schemas if not schema.fields))
+    if not versions:
         if all(schema.open for schema in schemas):
             return Skipped("the definition preserves unknown fields, so this check cannot decide")
-        return outcome(
-            [found(f"{_DEFINITION} {GRAPHS_RESOURCE}", versions=", ".join(sorted(others)))]
-        )
-    versions = ", ".join(sorted(supporting))
+        return outcome([found(f"{_DEFINITION} {GRAPHS_RESOURCE}", versions=others)])
     if others:
-        versions += f"; not in {', '.join(sorted(others))}"
+        versions += f"; not in {others}"
     named = any("clusterTopologyName" in schema.fields for schema in schemas)
     return Passed(versions if named else f"{versions}; labelKey only")
 

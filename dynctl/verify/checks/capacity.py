@@ -468,14 +468,21 @@ def _crossing(answer: ProbeAnswer, items: _Items) -> tuple[str, str]:
     prefill, decode = items.get(answer.prefill), items.get(answer.decode)
     if prefill is None or decode is None:
         return "", "an unregistered worker served a request"
+    return _crossing_text(prefill, decode), ""
+
+
+def _crossing_text(
+    prefill: tuple[WorkerChain, RegisteredWorker], decode: tuple[WorkerChain, RegisteredWorker]
+) -> str:
+    """The workers of a request that left the domain of a required policy; else empty."""
     policy = prefill[0].policy
     if policy is None or not policy.required or prefill[0] is decode[0]:
-        return "", ""
+        return ""
     start, end = published_value(prefill[1], policy.domain), tainted_value(decode[1], policy.domain)
     if start is None or start == end:
-        return "", ""
+        return ""
     where = end or f"no {policy.domain}"
-    return f"prefill by {prefill[0].name} in {start}, decode by {decode[0].name} in {where}", ""
+    return f"prefill by {prefill[0].name} in {start}, decode by {decode[0].name} in {where}"
 
 
 # -- needs -----------------------------------------------------------------------------------------

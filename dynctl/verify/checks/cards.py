@@ -34,7 +34,7 @@ from dynctl.verify.pod_spec import (
 )
 from dynctl.verify.registration import Cards, all_workers, cards_of, registrations_read
 from dynctl.verify.root_causes import wrong_pod_spec
-from dynctl.verify.wording import Tally, restart_fix, some
+from dynctl.verify.wording import CheckTally, restart_fix, some
 from router_core import canonical_taint
 
 _LONGEST: Final = 80
@@ -98,7 +98,7 @@ def _same_as_other_workers(joined: JoinedFacts) -> Outcome:
             wrong.append(found(worker.subject, what=f"publishes no topology, {others}", fix=fix))
     if not any(_domains(item) for worker in joined.loose for item in worker.cards):
         return Skipped("no worker publishes topology")
-    return Tally("worker", len(joined.loose), wrong).outcome()
+    return CheckTally("worker", len(joined.loose), wrong).outcome()
 
 
 def _by_model(workers: Sequence[WorkerChain]) -> dict[tuple[str, str], list[WorkerChain]]:

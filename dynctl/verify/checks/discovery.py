@@ -39,7 +39,7 @@ from dynctl.verify.registration import (
     wrong_ids,
 )
 from dynctl.verify.root_causes import log_of
-from dynctl.verify.wording import Tally, age, by_graph, excerpt, many, some
+from dynctl.verify.wording import CheckTally, age, by_graph, excerpt, many, some
 from dynctl.wire.kubernetes.names import DISCOVERY_BACKEND_LABEL
 from dynctl.wire.kubernetes.objects import Pod
 from dynctl.wire.kubernetes.worker_metadata import GROUP, PLURAL, WorkerMetadata, instance_id
@@ -113,7 +113,7 @@ def _in_endpoint_slices(joined: JoinedFacts) -> Outcome:
     workers, cluster = _leaders(joined), cluster_of(joined)
     slices = cluster.endpoints
     unread = [f"EndpointSlices: {slices.why}"] if isinstance(slices, Unread) else []
-    tally = Tally("pod", len(workers), unread=unread)
+    tally = CheckTally("pod", len(workers), unread=unread)
     for worker in workers:
         explained, pod = not_serving(joined, worker), pod_of(worker)
         if not explained and not pod.ready and not worker.metadata:
@@ -174,7 +174,7 @@ def _metadata_read(joined: JoinedFacts) -> Skipped | None:
 def _has_metadata(joined: JoinedFacts) -> Outcome:
     """A pod that is not Ready is still starting, unless its log shows a failed registration."""
     workers, uids = _leaders(joined), pod_uids(cluster_of(joined))
-    tally = Tally("pod", len(workers))
+    tally = CheckTally("pod", len(workers))
     for worker in workers:
         own = own_metadata(worker, uids)
         if own and not _is_unreadable(joined, worker, own):
@@ -220,7 +220,7 @@ def _is_unreadable(joined: JoinedFacts, worker: WorkerChain, own: Sequence[Worke
 def _has_card(joined: JoinedFacts) -> Outcome:
     """Workers with endpoints and without a model card, except encoders."""
     workers, uids = _leaders(joined), pod_uids(cluster_of(joined))
-    tally = Tally("pod", len(workers))
+    tally = CheckTally("pod", len(workers))
     for worker in workers:
         own, pod = own_metadata(worker, uids), pod_of(worker)
         if not own:
@@ -254,7 +254,7 @@ def _card_problem(joined: JoinedFacts, own: Sequence[WorkerMetadata]) -> str:
 def _metadata_is_own(joined: JoinedFacts) -> Outcome:
     """Without pods that have not started: Kubernetes collects what the pod before them left."""
     workers, uids = _leaders(joined), pod_uids(cluster_of(joined))
-    tally, judged = Tally("pod", len(workers), explained=["DYT0704"]), 0
+    tally, judged = CheckTally("pod", len(workers), explained=["DYT0704"]), 0
     for worker in workers:
         stale, pod = stale_metadata(worker, uids), pod_of(worker)
         if stale and not worker.running:
@@ -315,7 +315,7 @@ def _of_graphs(item: WorkerMetadata, graphs: Sequence[str]) -> bool:
 
 def _ids_match(joined: JoinedFacts) -> Outcome:
     workers, uids = _leaders(joined), pod_uids(cluster_of(joined))
-    tally, judged = Tally("pod", len(workers), explained=["DYT0704"]), 0
+    tally, judged = CheckTally("pod", len(workers), explained=["DYT0704"]), 0
     for worker in workers:
         own = own_metadata(worker, uids)
         judged += bool(own)
@@ -342,7 +342,7 @@ def _in_other_backend(joined: JoinedFacts) -> Outcome:
         return Skipped(f"workers register in {names} (use --discovery {backends[0]})")
     if isinstance(registry.deployment, Unread):
         return Skipped(f"{registry.title}: {registry.deployment.why}", unread=True)
-    tally = Tally("pod", len(workers))
+    tally = CheckTally("pod", len(workers))
     for worker in workers:
         if worker.cards:
             continue

@@ -38,7 +38,7 @@ from dynctl.verify.pod_spec import (
     mount_differences,
 )
 from dynctl.verify.root_causes import stuck_at_start, wrong_pod_spec
-from dynctl.verify.wording import Tally, age, restart_fix
+from dynctl.verify.wording import CheckTally, age, restart_fix
 from dynctl.wire.kubernetes.names import TOPOLOGY_VOLUME
 
 REFRESH_S: Final = 90.0
@@ -77,7 +77,7 @@ def _check_settings(
 ) -> Outcome:
     """Without pods that have none of the settings: DYT0402 reports those."""
     workers = live_workers(joined)
-    tally = Tally("pod", len(workers))
+    tally = CheckTally("pod", len(workers))
     for worker in workers:
         pod = pod_of(worker)
         if engine(pod) is None:
@@ -95,10 +95,10 @@ def _check_settings(
 _WorkerFiles: TypeAlias = tuple[WorkerChain, Mapping[str, TopologyFile]]
 
 
-def _read_files(joined: JoinedFacts) -> tuple[list[_WorkerFiles], Tally]:
+def _read_files(joined: JoinedFacts) -> tuple[list[_WorkerFiles], CheckTally]:
     """The workers whose files were read; the tally has the reasons for the others."""
     workers = live_workers(joined)
-    tally = Tally("pod", len(workers), unread=unlabelled_graphs(joined))
+    tally = CheckTally("pod", len(workers), unread=unlabelled_graphs(joined))
     read: list[_WorkerFiles] = []
     for worker in workers:
         explained = wrong_pod_spec(worker, PATH_ENV)
@@ -224,7 +224,7 @@ def _other_domains(joined: JoinedFacts) -> Outcome:
     if skipped is not None:
         return skipped if mount is None else _outcome_of_mount(mount, wrong, unread)
     workers = live_workers(joined)
-    tally = Tally("pod", len(workers), wrong, [*unread, *unlabelled_graphs(joined)])
+    tally = CheckTally("pod", len(workers), wrong, [*unread, *unlabelled_graphs(joined)])
     for worker in workers:
         policy, files = worker.policy, cluster_of(joined).files.get(key_of(worker))
         if policy is None or policy.source is None:

@@ -30,7 +30,16 @@ from dynctl.verify.needs import (
 from dynctl.verify.obstacles import creation_obstacle, start_obstacle
 from dynctl.verify.pod_spec import annotation_differences, is_untouched, why_not_running
 from dynctl.verify.root_causes import held_up_by, stuck_at_start
-from dynctl.verify.wording import Tally, age, by_graph, count_of, many, quote, restart_fix, some
+from dynctl.verify.wording import (
+    CheckTally,
+    age,
+    by_graph,
+    count_of,
+    many,
+    quote,
+    restart_fix,
+    some,
+)
 from dynctl.wire.kubernetes.names import LABEL_MISSING_REASON, WORKER_HASH_LABEL
 from dynctl.wire.kubernetes.objects import ObjectEvent, Pod
 
@@ -172,7 +181,7 @@ def _has_label(joined: JoinedFacts) -> Outcome:
         )
     bare = [worker for worker in workers if not _has_labels(worker)]
     explained = [_explaining_code(worker) for worker in bare]
-    return Tally("pod", len(workers), wrong, unlabelled_graphs(joined), explained).outcome()
+    return CheckTally("pod", len(workers), wrong, unlabelled_graphs(joined), explained).outcome()
 
 
 def _since(pod: Pod, now: float) -> str:
@@ -218,7 +227,7 @@ def _label_matches_node(joined: JoinedFacts) -> Outcome:
     if isinstance(cluster.nodes, Unread):
         return Skipped(f"nodes: {cluster.nodes.why}", unread=True)
     templates, copied = _template_labels(joined), _copied_values(workers)
-    tally = Tally("pod", len(workers), unread=unlabelled_graphs(joined))
+    tally = CheckTally("pod", len(workers), unread=unlabelled_graphs(joined))
     for worker in workers:
         if not any(map(_has_node_and_label, worker.chains.values())):
             tally.explained.append(_why_not_compared(worker))

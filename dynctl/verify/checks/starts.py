@@ -31,7 +31,7 @@ from dynctl.verify.pod_spec import (
     is_weight,
 )
 from dynctl.verify.root_causes import has_started, held_up_by, log_of, stuck_at_start
-from dynctl.verify.wording import Tally, age, excerpt
+from dynctl.verify.wording import CheckTally, age, excerpt
 from dynctl.wire.kubernetes.objects import Container, Pod
 
 NOT_READ: Final = "not read (use --logs all)"
@@ -46,7 +46,7 @@ _WEIGHT: Final = "kv_transfer_preferred_weight"
 def _got_topology_in_time(joined: JoinedFacts) -> Outcome:
     """Without workers whose label or file is missing: earlier codes report those."""
     workers = live_workers(joined)
-    tally = Tally("pod", len(workers))
+    tally = CheckTally("pod", len(workers))
     for worker in workers:
         log, pod = log_of(joined, worker), pod_of(worker)
         if isinstance(log, StartLog):
@@ -80,7 +80,7 @@ def _state_now(pod: Pod) -> str:
 
 def _no_restart(joined: JoinedFacts) -> Outcome:
     workers, now = live_workers(joined), cluster_of(joined).now
-    tally = Tally("pod", len(workers))
+    tally = CheckTally("pod", len(workers))
     for worker in workers:
         log, pod = log_of(joined, worker), pod_of(worker)
         if not isinstance(log, StartLog):
@@ -99,12 +99,12 @@ def _no_restart(joined: JoinedFacts) -> Outcome:
 # -- topology in the log --------------------------------------------------------------------------
 
 
-def _read_logs(joined: JoinedFacts) -> tuple[list[tuple[WorkerChain, StartLog]], Tally]:
+def _read_logs(joined: JoinedFacts) -> tuple[list[tuple[WorkerChain, StartLog]], CheckTally]:
     """The started workers whose log was read; the tally has the reasons for the others.
 
     Without further ranks of a replica, which do not log topology.
     """
-    tally = Tally("log")
+    tally = CheckTally("log")
     read: list[tuple[WorkerChain, StartLog]] = []
     for worker in live_workers(joined):
         if worker.follower:

@@ -198,14 +198,18 @@ def warning_queries(joined: JoinedFacts) -> list[tuple[str, str]]:
     """Namespace and field selector of the events that explain missing and stopped workers."""
     if joined.cluster is None or isinstance(joined.cluster.events, Unread):
         return []
-    pods = (worker.pod for graph in joined.governed for worker in graph.workers if worker.pod)
-    stopped = [pod for pod in pods if why_not_running(pod)]
-    lacking = sorted(
-        {graph.name.rpartition("/")[0] for graph in joined.governed if graph.lacks_workers}
-    )
-    queries = [(pod.namespace, f"involvedObject.name={pod.name}") for pod in stopped[:_MOST_WARNED]]
-    queries += [(namespace, f"reason={NOT_CREATED_REASON}") for namespace in lacking[:_MOST_WARNED]]
+    pods: list[tuple[str, str]] = []
+    lists: dict[tuple[str, str], None] = {}
+    for graph in joined.governed:
+        pods += map(_query_of_pod, filter(why_not_running, graph.worker_pods))
+        if graph.lacks_workers:
+            lists[graph.name.rpartition("/")[0], f"reason={NOT_CREATED_REASON}"] = None
+    queries = [*pods[:_MOST_WARNED], *list(lists)[:_MOST_WARNED]]
     return [(namespace, f"{selector},type=Warning") for namespace, selector in queries]
+
+
+def _query_of_pod(pod: Pod) -> tuple[str, str]:
+    return pod.namespace, f"involvedObject.name={pod.name}"
 
 
 # -- a mount in this file system -------------------------------------------------------------------
