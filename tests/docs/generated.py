@@ -20,6 +20,7 @@ from tests.docs.grafana import dashboard_json
 from tests.docs.man_page import man_page
 from tests.docs.pages import DOCS
 from tests.docs.prometheus_rules import rules_yaml
+from tests.docs.reliability_page import reliability_page
 from tests.docs.seeds_page import seeds_page
 from tests.docs.settings_table import settings_tables
 
@@ -51,6 +52,7 @@ FILES: Final[Mapping[Path, Callable[[], str]]] = {
     DOCS / "benchmarks.md": benchmarks_page,
     DOCS / "cli.md": cli_page,
     DOCS / "compatibility.md": compatibility_page,
+    DOCS / "reliability.md": reliability_page,
     DOCS / "seeds.md": seeds_page,
     SETTINGS: lambda: _between(SETTINGS, "settings", settings_tables()),
     DOCS / "grafana" / "dynctl.json": dashboard_json,

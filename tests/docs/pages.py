@@ -90,10 +90,10 @@ def pages() -> list[Path]:
 def written() -> list[Path]:
     """Every page that a person writes, decision records included: the pages whose words count.
 
-    Compatibility and benchmarks are made of recorded runs.
+    Compatibility, reliability and benchmarks are made of recorded runs.
     """
     records = sorted((DOCS / "decisions").iterdir())
-    recorded = ("compatibility.md", "benchmarks.md")
+    recorded = ("compatibility.md", "reliability.md", "benchmarks.md")
     return [path for path in (README, *pages(), *records) if path.name not in recorded]
 
 

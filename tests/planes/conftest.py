@@ -10,8 +10,23 @@ from tests.contract.nats_server import NatsServer, nats_cluster
 from tests.dynamo.conftest import dynamo_version
 from tests.dynamo.fleet import DynamoFleet, aggregated
 from tests.dynamo.ours import OurFrontend, our_frontend
+from tests.planes.traffic import Scores
 
 __all__ = ["dynamo_version"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--record", action="store_true", help="write what became of requests: docs/reliability.md"
+    )
+
+
+@pytest.fixture(scope="session")
+def scores(workers: DynamoFleet, pytestconfig: pytest.Config) -> Iterator[Scores]:
+    found = Scores(workers.frontend)
+    yield found
+    if pytestconfig.getoption("--record"):
+        found.write()
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.contract.etcd_server import EtcdServer, etcd_cluster
 from tests.dynamo.fleet import DynamoFleet
 from tests.dynamo.ours import FOREIGN, OurFrontend, wait
-from tests.planes.traffic import traffic
+from tests.planes.traffic import Scores
 from tests.waiting import patience, until_now
 
 
@@ -24,11 +24,11 @@ def interrupted(ours: OurFrontend) -> bool:
 
 
 def test_each_member_dies_and_returns(
-    ours: OurFrontend, workers: DynamoFleet, etcd: list[EtcdServer]
+    ours: OurFrontend, workers: DynamoFleet, etcd: list[EtcdServer], scores: Scores
 ) -> None:
     """No request fails, and no worker is lost from view."""
     for member in etcd:
-        with traffic(ours) as requests:
+        with scores.traffic("each etcd member killed in turn", ours) as requests:
             member.kill()
             time.sleep(2)
             member.start()
@@ -38,10 +38,11 @@ def test_each_member_dies_and_returns(
 
 
 def test_a_member_is_silent(
-    ours: OurFrontend, workers: DynamoFleet, etcd: list[EtcdServer]
+    ours: OurFrontend, workers: DynamoFleet, etcd: list[EtcdServer], scores: Scores
 ) -> None:
     for member in etcd:
-        with traffic(ours) as requests, member.frozen():
+        fault = "each etcd member stopped, 3 s"
+        with scores.traffic(fault, ours) as requests, member.frozen():
             time.sleep(3)
         assert not requests.lost, requests.lost[:3]
     wait(ours, lambda: not interrupted(ours), "discovery to be read again")
@@ -49,10 +50,10 @@ def test_a_member_is_silent(
 
 
 def test_the_quorum_is_lost_for_a_while(
-    ours: OurFrontend, workers: DynamoFleet, etcd: list[EtcdServer]
+    ours: OurFrontend, workers: DynamoFleet, etcd: list[EtcdServer], scores: Scores
 ) -> None:
     """Serving goes on with the last view, which a condition reports as old."""
-    with traffic(ours) as requests:
+    with scores.traffic("etcd without a quorum for 5 s", ours) as requests:
         for member in etcd[1:]:
             member.kill()
         wait(ours, lambda: interrupted(ours), "the condition")

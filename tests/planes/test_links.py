@@ -14,7 +14,7 @@ from tests.contract.nats_server import NatsServer
 from tests.dynamo.fleet import DynamoFleet
 from tests.dynamo.ours import OurFrontend, our_frontend, wait
 from tests.planes.relay import Link, Relay
-from tests.planes.traffic import traffic
+from tests.planes.traffic import Scores
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +46,26 @@ def codes(frontend: OurFrontend) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "link",
-    [Link(dropped="to"), Link(dropped="from"), Link(delay_s=0.3), Link(bytes_a_second=4_000)],
+    ("link", "fault"),
+    [
+        (Link(dropped="to"), "link to a NATS server: nothing arrives there, 4 s"),
+        (Link(dropped="from"), "link to a NATS server: nothing arrives here, 4 s"),
+        (Link(delay_s=0.3), "link to a NATS server: 0.3 s longer"),
+        (Link(bytes_a_second=4_000), "link to a NATS server: 4 kB a second"),
+    ],
     ids=["nothing-arrives-there", "nothing-arrives-here", "slow", "narrow"],
 )
 def test_the_link_to_one_nats_server_is_bad(
-    beyond: OurFrontend, relays: tuple[list[Relay], list[Relay]], link: Link
+    beyond: OurFrontend,
+    relays: tuple[list[Relay], list[Relay]],
+    link: Link,
+    fault: str,
+    scores: Scores,
 ) -> None:
     """Another server is there: no request fails, and no worker is to blame."""
     used = relays[1]
-    with traffic(beyond, rate=10, clients=60) as requests, ExitStack() as stack:
+    sending = scores.traffic(fault, beyond, rate=10, clients=60, beside=False)
+    with sending as requests, ExitStack() as stack:
         time.sleep(0.5)
         stack.enter_context(used[0].with_link(link))
         time.sleep(4)
@@ -67,9 +77,10 @@ def test_the_link_to_one_nats_server_is_bad(
 
 
 def test_the_links_to_nats_are_reset_again_and_again(
-    beyond: OurFrontend, relays: tuple[list[Relay], list[Relay]]
+    beyond: OurFrontend, relays: tuple[list[Relay], list[Relay]], scores: Scores
 ) -> None:
-    with traffic(beyond) as requests:
+    fault = "all links to NATS reset six times in 2.4 s"
+    with scores.traffic(fault, beyond, beside=False) as requests:
         for _ in range(6):
             time.sleep(0.4)
             for relay in relays[1]:
@@ -79,9 +90,13 @@ def test_the_links_to_nats_are_reset_again_and_again(
 
 
 def test_the_links_to_all_members_of_etcd_are_cut(
-    beyond: OurFrontend, workers: DynamoFleet, relays: tuple[list[Relay], list[Relay]]
+    beyond: OurFrontend,
+    workers: DynamoFleet,
+    relays: tuple[list[Relay], list[Relay]],
+    scores: Scores,
 ) -> None:
-    with traffic(beyond) as requests, ExitStack() as stack:
+    sending = scores.traffic("all links to etcd cut, 3 s", beyond, beside=False)
+    with sending as requests, ExitStack() as stack:
         for relay in relays[0]:
             stack.enter_context(relay.cut())
         wait(beyond, lambda: "DISCOVERY_INTERRUPTED" in codes(beyond), "the condition")
@@ -92,9 +107,10 @@ def test_the_links_to_all_members_of_etcd_are_cut(
     assert len(beyond.ready()) == len(workers.workers)
 
 
-def test_a_frontend_that_is_stopped_blames_no_worker(beyond: OurFrontend) -> None:
+def test_a_frontend_that_is_stopped_blames_no_worker(beyond: OurFrontend, scores: Scores) -> None:
     """What waited meanwhile is answered late; all connections are as before."""
-    with traffic(beyond, rate=10, clients=200) as requests:
+    fault = "the frontend itself stopped, 12 s"
+    with scores.traffic(fault, beyond, rate=10, clients=200, beside=False) as requests:
         time.sleep(1)
         beyond.process.kill(signal.SIGSTOP)
         time.sleep(12)  # longer than a worker has to accept a request

@@ -1,17 +1,42 @@
-"""Requests at a steady rate while something fails, and what became of each."""
+"""Requests at a steady rate while something fails, and what became of each.
+
+:class:`Scores` keeps what becomes of the requests to our frontend and, at the same time, to
+Dynamo's: ``make test-planes ARGS=--record`` writes them, and docs/reliability.md is made of them.
+"""
 
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypedDict
 
 from tests.dynamo.client import FrontendClient
+
+SCORES: Final = Path(__file__).with_name("scores.json")
+
+
+class Side(TypedDict):
+    """What one frontend did with its requests."""
+
+    sent: int
+    lost: int
+    slowest_s: float
+
+
+class Score(TypedDict):
+    """One fault; ``dynamo`` is None where its frontend did not have it."""
+
+    fault: str
+    ours: Side
+    dynamo: Side | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +98,56 @@ def traffic(frontend: FrontendClient, rate: float = 20, clients: int = 40) -> It
         finally:
             over.set()
             sender.join()
+
+
+class Scores:
+    """The rows of docs/reliability.md. ``theirs``: a frontend of Dynamo."""
+
+    def __init__(self, theirs: FrontendClient) -> None:
+        self.rows: list[Score] = []
+        self._theirs = theirs
+
+    @contextmanager
+    def traffic(
+        self,
+        fault: str,
+        ours: FrontendClient,
+        *,
+        rate: float = 20,
+        clients: int = 40,
+        beside: bool = True,
+    ) -> Iterator[Traffic]:
+        """As :func:`traffic`, with a row for the page. ``beside``: to Dynamo's frontend too."""
+        theirs = None
+        with ExitStack() as stack:
+            requests = stack.enter_context(traffic(ours, rate, clients))
+            if beside:
+                theirs = stack.enter_context(traffic(self._theirs, rate, clients))
+            yield requests
+        dynamo = None if theirs is None else _side(theirs)
+        self.rows.append({"fault": fault, "ours": _side(requests), "dynamo": dynamo})
+
+    def write(self) -> None:
+        """Write one row for each fault."""
+        rows: dict[str, Score] = {}
+        for row in self.rows:
+            known = rows.setdefault(row["fault"], row)
+            if known is not row:
+                _add(known["ours"], row["ours"])
+                if known["dynamo"] is not None and row["dynamo"] is not None:
+                    _add(known["dynamo"], row["dynamo"])
+        SCORES.write_text(json.dumps(list(rows.values()), indent=1) + "\n")
+
+
+def _side(requests: Traffic) -> Side:
+    return {
+        "sent": len(requests.outcomes),
+        "lost": len(requests.lost),
+        "slowest_s": round(requests.slowest, 1),
+    }
+
+
+def _add(side: Side, more: Side) -> None:
+    side["sent"] += more["sent"]
+    side["lost"] += more["lost"]
+    side["slowest_s"] = max(side["slowest_s"], more["slowest_s"])

@@ -1,0 +1,36 @@
+"""docs/reliability.md: what becomes of requests while servers fail, from the recorded run."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from tests.planes.traffic import SCORES, Score, Side
+
+_HEAD: Final = """# When etcd and NATS fail
+
+Three members of etcd and three NATS servers with JetStream on loopback, two mock workers of a real
+Dynamo 1.6.1 with its NATS request plane, our frontend, and Dynamo's own on the same cluster. Both
+get requests at the same steady rate while the fault is there. A request is lost when its client
+gets an error. A minus sign: the fault is on a link or in a process that only our frontend has.
+
+`make test-planes` holds that none is lost, except while no NATS server is there: those get 503 with
+`retry-after`. `make test-planes ARGS=--record` writes the numbers, and `make docs` this page.
+
+| fault | ours: lost | slowest | Dynamo's frontend: lost | slowest |
+|---|---|---|---|---|
+"""
+
+
+def _cells(side: Side | None) -> str:
+    if side is None:
+        return "- | -"
+    return f"{side['lost']:,} of {side['sent']:,} | {side['slowest_s']:g} s"
+
+
+def reliability_page() -> str:
+    rows: list[Score] = json.loads(SCORES.read_text())
+    lines = [
+        f"| {row['fault']} | {_cells(row['ours'])} | {_cells(row['dynamo'])} |" for row in rows
+    ]
+    return _HEAD + "\n".join(lines) + "\n"
