@@ -391,11 +391,13 @@ class RequestPlaneError(Exception):
     ``kind``: ``refused`` (no process listens), ``connect``, ``timeout``, ``reset`` (the connection
     ended), ``refusal`` (the worker's own words), ``plane`` (the server between us and all workers
     is not reachable), ``size`` (that server takes no request of this size) or ``protocol``.
+    ``gone``: no other worker is reachable either, after a wait.
     """
 
-    def __init__(self, message: str, kind: str = "protocol") -> None:
+    def __init__(self, message: str, kind: str = "protocol", *, gone: bool = False) -> None:
         super().__init__(message)
         self.kind = kind
+        self.gone = gone
 
 
 class PlaneInterrupted(RequestPlaneError):

@@ -14,8 +14,9 @@ Dynamo 1.6.1 with its NATS request plane, our frontend, and Dynamo's own on the 
 get requests at the same steady rate while the fault is there. A request is lost when its client
 gets an error. A minus sign: the fault is on a link or in a process that only our frontend has.
 
-`make test-planes` holds that none is lost, except while no NATS server is there: those get 503 with
-`retry-after`. `make test-planes ARGS=--record` writes the numbers, and `make docs` this page.
+`make test-planes` holds that our frontend loses none. While no NATS server is there requests wait
+for 8 s, then they get 503 with `retry-after`. `make test-planes ARGS=--record` writes the numbers,
+and `make docs` this page.
 
 | fault | ours: lost | slowest | Dynamo's frontend: lost | slowest |
 |---|---|---|---|---|

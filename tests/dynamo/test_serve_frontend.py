@@ -485,8 +485,9 @@ def test_nats_gone_for_a_while(tmp_path: Path) -> None:
 
                 wait(ours, lambda: ("REQUEST_PLANE_LOST", "NATS") in ours.conditions(), "NATS lost")
                 # The workers are not to blame, however many requests fail.
-                for _ in range(12):
-                    refused = ours.complete(PROMPT)
+                with ThreadPoolExecutor(12) as clients:
+                    refusals = list(clients.map(lambda _: ours.complete(PROMPT), range(12)))
+                for refused in refusals:
                     assert refused.status == 503
                     assert "needs NATS, which is not reachable" in refused.body["error"]["message"]
                 assert not [name for code, name in ours.conditions() if code == "WORKER_EJECTED"]

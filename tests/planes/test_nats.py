@@ -46,23 +46,18 @@ def test_a_server_is_killed_and_another_one_takes_over(
 def test_all_servers_are_gone_for_a_while(
     ours: OurFrontend, nats: list[NatsServer], scores: Scores
 ) -> None:
-    """Meanwhile 503; then all is as before, and no worker was to blame."""
+    """Requests wait for them and then for the workers, and no worker is to blame."""
     seen: set[str] = set()
-    with scores.traffic("all NATS servers gone for 6 s", ours) as requests:
+    with scores.traffic("all NATS servers gone for 6 s", ours, clients=200) as requests:
         time.sleep(1)
         for server in nats:
             asyncio.run(server.kill())
         wait(ours, lambda: ("REQUEST_PLANE_LOST", "NATS") in ours.conditions(), "NATS lost")
         time.sleep(6)
-        back = time.monotonic()
         for server in nats:
             asyncio.run(server.start())
         for _ in range(16):
             seen.update(ejected(ours))
             time.sleep(0.5)
-    assert requests.statuses.keys() <= {200, 503}, requests.lost[-3:]
-    # The condition reports it; not a line for each request.
-    lines = [line for line in ours.process.lines() if "dynctl.decisions" in line]
-    assert len(lines) < 80 < 2 * len(requests.lost)
-    assert not [each for each in requests.lost if each.at > back + 2.5], requests.lost[-3:]
+    assert not requests.lost, requests.lost[-3:]
     assert not seen

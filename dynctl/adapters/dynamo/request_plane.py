@@ -320,7 +320,7 @@ class TcpRequestPlane:
         except WireError as error:
             _fail(instance, f"cannot be requested: {error}")
         except RequestPlaneError as error:
-            _fail(instance, str(error), kind=error.kind)
+            _fail(instance, str(error), kind=error.kind, gone=error.gone)
         if reply:
             _fail(
                 instance,
@@ -675,7 +675,8 @@ def _fail(
     error: type[RequestPlaneError] = RequestPlaneError,
     *,
     kind: str = "protocol",
+    gone: bool = False,
 ) -> NoReturn:
     location = printable(instance.address.partition("/")[0])
     who = f"{instance.endpoint} of worker {instance.instance_id:x} at {location}"
-    raise error(f"{who} {problem}", kind) from None
+    raise error(f"{who} {problem}", kind, gone=gone) from None

@@ -31,7 +31,7 @@ _PING_S: Final = 5.0
 _PORT: Final = 4222
 _CHECK_S: Final = 0.25
 _FIRST_PAUSE_S: Final = 0.25
-_MAX_PAUSE_S: Final = 2.0
+_MAX_PAUSE_S: Final = 1.0
 _FLUSH_S: Final = 5.0
 #: Seconds that a server has to respond to a ping.
 _ALIVE_S: Final = 1.0
@@ -44,6 +44,8 @@ _LATE_S: Final = 0.5
 RETURN_S: Final = 6.0
 #: How long one request waits for its worker to come back, and how often it looks.
 _AWAIT_S: Final = 3.0
+#: How long requests wait for a server while none is reachable.
+OUTAGE_S: Final = 8.0
 _LOOK_S: Final = 0.05
 #: What may wait for us on one subject; the server's limit of one message is 1 MiB unless set.
 _PENDING_MESSAGES: Final = 2048
@@ -98,6 +100,8 @@ class NatsMessenger:
         self._auth = NatsAuth.from_environment() if auth is None else auth
         self._connection: _Connection | None = None
         self._was_lost = False
+        #: Set while there is a connection.
+        self._open = asyncio.Event()
         self._dialing: asyncio.Task[_Connection | str] | None = None
         self._again: asyncio.Task[None] | None = None
 
@@ -109,7 +113,7 @@ class NatsMessenger:
         loop = asyncio.get_running_loop()
         patience = loop.time() + min(_AWAIT_S, timeout)
         while True:
-            connection = await self._connected()
+            connection = await self._awaited()
             try:
                 return await self._reply(connection, subject, body, headers, timeout)
             except NoRespondersError:
@@ -175,7 +179,7 @@ class NatsMessenger:
 
     async def local_host(self) -> str:
         """The address of this host towards the server. Raises RequestPlaneError."""
-        parts = urlsplit((await self._connected()).server.url)
+        parts = urlsplit((await self._awaited()).server.url)
         return await asyncio.to_thread(_towards, parts.hostname or "", parts.port or _PORT)
 
     async def close(self) -> None:
@@ -192,6 +196,22 @@ class NatsMessenger:
 
     # -- inside
 
+    async def _awaited(self) -> _Connection:
+        """The connection; one that was lost is awaited, if it is made again without a request.
+        Raises RequestPlaneError."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + OUTAGE_S
+        while True:
+            try:
+                return await self._connected()
+            except RequestPlaneError:
+                again = self._again is not None and not self._again.done()
+                if not again or loop.time() >= until:
+                    raise
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(until):
+                        await self._open.wait()
+
     async def _connected(self) -> _Connection:
         if self._connection is not None and not self._connection.client.is_closed:
             return self._connection
@@ -206,7 +226,7 @@ class NatsMessenger:
                 raise
             outcome = "was closed"
         if isinstance(outcome, str):
-            raise RequestPlaneError(outcome, "plane")
+            raise RequestPlaneError(outcome, "plane", gone=True)
         return outcome
 
     async def _connect(self) -> _Connection | str:
@@ -228,6 +248,7 @@ class NatsMessenger:
             connection = _Connection(client, server, now if self._was_lost else None)
             connection.watch = asyncio.create_task(self._watch(connection), name="nats-watch")
             self._connection = connection
+            self._open.set()
             self._say(None)
             return connection
         problem = f"needs NATS, which is not reachable: {'; '.join(problems)}"
@@ -263,6 +284,7 @@ class NatsMessenger:
     def _lose(self, problem: str | None) -> None:
         """There is no connection, and a problem unless it is not known yet; connect again."""
         self._was_lost = True
+        self._open.clear()
         if self._report is None:
             return
         if problem is not None:

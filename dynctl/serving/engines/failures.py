@@ -25,6 +25,7 @@ class UpstreamFailure(Exception):
     answer of an engine), ``ejected`` (the engine was ejected while the request waited) or ``plane``
     (what is between us and all engines is not reachable; no engine failed).
     ``retryable``: another engine may succeed. ``shown``: the client's stream has its error already.
+    ``plane_gone``: the request has waited for what is between us and all engines.
     """
 
     kind: str
@@ -34,13 +35,16 @@ class UpstreamFailure(Exception):
     content_type: str = "application/json"
     retry_after: str | None = None
     shown: bool = False
+    plane_gone: bool = False
 
     def __str__(self) -> str:
         return self.message
 
     @property
     def retryable(self) -> bool:
-        return self.kind != "status" or self.status >= 500 or self.status == 429
+        if self.kind == "status":
+            return self.status >= 500 or self.status == 429
+        return not self.plane_gone
 
     @property
     def of_engine(self) -> bool:
@@ -76,7 +80,9 @@ def plane_failure(error: RequestPlaneError) -> UpstreamFailure:
     if error.kind == "size":
         return UpstreamFailure("status", str(error), status=_TOO_LARGE)
     if error.kind == "plane":
-        return UpstreamFailure("plane", str(error), status=_UNAVAILABLE, retry_after="1")
+        return UpstreamFailure(
+            "plane", str(error), status=_UNAVAILABLE, retry_after="1", plane_gone=error.gone
+        )
     return UpstreamFailure(error.kind, str(error))
 
 
