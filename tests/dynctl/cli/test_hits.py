@@ -7,8 +7,10 @@ import json
 import os
 import shlex
 import signal
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,12 @@ from dynctl.health.hits import hits
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.hits import hits_screen
 from dynctl.sources.hits import _with_replays
+from dynctl.tokenization import DEMO_MODEL_DIR
 from tests.dynctl.health.recorded_fleet import Prompt, RecordedFleet, chats
 from tests.dynctl.health.test_hits import tiered
 from tests.dynctl.serving.fleets import chat_body
-from tests.dynctl.serving.test_process import all_read, engine, process
+from tests.dynctl.serving.test_process import all_read
+from tests.forks import Program
 from tests.waiting import patience, until
 
 FLEET = RecordedFleet(workers=5, config={"router_mode": "round-robin"}, state=True)
@@ -389,17 +393,31 @@ def test_the_screen_of_nothing_says_why():
 
 #: The caches never evict.
 ROOM = ("--total-blocks", "1000000")
-FRONTEND = """
-import sys
-from dynctl.serving.routing.config import FrontendConfig
-from dynctl.serving.http.server import run_frontend
-from dynctl.tokenization import DEMO_MODEL_DIR
-from router_core import RouterConfig
-sys.exit(run_frontend(FrontendConfig(
-    port=0, workers=tuple(sys.argv[2:]), model_path=DEMO_MODEL_DIR, announce=True,
-    router=RouterConfig().with_values({"router_mode": sys.argv[1]}),
-)))
-"""
+
+
+@asynccontextmanager
+async def running(module: str, *arguments: str) -> AsyncIterator[dict[str, Any]]:
+    """A process, by the record that it prints when it is ready; it is gone afterwards."""
+    child = Program([module, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert child.stdout is not None
+    try:
+        async with asyncio.timeout(patience(20)):
+            yield json.loads(await asyncio.to_thread(child.stdout.readline))
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def engine(name: str) -> AbstractAsyncContextManager[dict[str, Any]]:
+    words = ("--port", "0", "--name", name, "--speedup-ratio", "10", *ROOM)
+    return running("dynctl.simulation.engine", *words)
+
+
+def frontend(mode: str, *engines: dict[str, Any]) -> AbstractAsyncContextManager[dict[str, Any]]:
+    words = ["serve", "frontend", "--announce", "--http-port", "0", "--router-mode", mode]
+    for one in engines:
+        words += ["--worker", f"{one['url']},name={one['engine']}"]
+    return running("dynctl", *words, "--model-path", str(DEMO_MODEL_DIR))
 
 
 async def _ask(client: aiohttp.ClientSession, url: str, text: str) -> None:
@@ -419,20 +437,18 @@ async def _indexed(client: aiohttp.ClientSession, url: str) -> int:
 async def _live(mode: str, *engines: dict[str, Any], keep: Path | None = None) -> dict[str, Any]:
     """The report of `hits --for 2s` while three prompts of each conversation are sent in turn."""
     kept = [] if keep is None else ["--record", str(keep)]
-    workers = [f"{one['url']},name={one['engine']}" for one in engines]
     async with (
         aiohttp.ClientSession() as client,
-        process("-c", FRONTEND, mode, *workers) as (_, ready),
+        frontend(mode, *engines) as ready,
     ):
         url = ready["url"]
         await all_read(url)
-        judge = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "dynctl", "hits", "--frontend", url, "--for", "2s"),
-            *("-o", "json", *kept),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
+        judge = Program(
+            ["dynctl", "hits", "--frontend", url, "--for", "2s", "-o", "json", *kept],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
-        reading = asyncio.create_task(judge.communicate())
+        reading = asyncio.create_task(asyncio.to_thread(judge.communicate))
         try:
             turn = 0
             async with asyncio.timeout(patience(20)):
@@ -447,8 +463,7 @@ async def _live(mode: str, *engines: dict[str, Any], keep: Path | None = None) -
                         await _ask(client, url, f"{text} and {more}")
             out, err = await reading
         finally:
-            if judge.returncode is None:
-                judge.kill()
+            judge.kill()
             await reading
     assert judge.returncode == 0, err.decode()
     found: dict[str, Any] = json.loads(out)
@@ -456,7 +471,7 @@ async def _live(mode: str, *engines: dict[str, Any], keep: Path | None = None) -
 
 
 async def test_a_live_frontend_is_judged_while_it_works(dynctl, tmp_path: Path):
-    async with engine("a0", *ROOM) as (_, a0), engine("a1", *ROOM) as (_, a1):
+    async with engine("a0") as a0, engine("a1") as a1:
         spread = await _live("round-robin", a0, a1, keep=tmp_path / "a.dynrec")
         kv = await _live("kv", a0, a1)
     assert spread["requests"] > 0
@@ -484,9 +499,9 @@ async def test_ctrl_c_and_sigterm_end_the_recordings_of_live_frontends_and_judge
     """A user who has seen enough does not wait for the rest of --for."""
     async with (
         aiohttp.ClientSession() as client,
-        engine("a0", *ROOM) as (_, a0),
-        process("-c", FRONTEND, "kv", f"{a0['url']},name=a0") as (_, one),
-        process("-c", FRONTEND, "kv", f"{a0['url']},name=a0") as (_, two),
+        engine("a0") as a0,
+        frontend("kv", a0) as one,
+        frontend("kv", a0) as two,
     ):
         for url in (one["url"], two["url"]):
             await all_read(url)
@@ -524,8 +539,8 @@ def _sizes(folder: Path) -> list[int]:
 
 async def test_where_one_of_the_frontends_is_down_the_others_are_not_recorded_first(dynctl: Any):
     async with (
-        engine("a0", *ROOM) as (_, a0),
-        process("-c", FRONTEND, "kv", f"{a0['url']},name=a0") as (_, one),
+        engine("a0") as a0,
+        frontend("kv", a0) as one,
     ):
         async with asyncio.timeout(patience(20)):
             ran = await asyncio.to_thread(
