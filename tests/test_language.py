@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from dynctl.cli.app import program
+from tests.commands import all_commands
 
 ROOT: Final = Path(__file__).parents[1]
 
@@ -77,7 +77,7 @@ def texts(room: str) -> Iterator[tuple[str, str]]:
         for path in sorted((ROOT / room).iterdir()):
             yield from lines(path)
     if room == "dynctl/cli":
-        yield from help_texts(program())
+        yield from help_texts(all_commands())
     if room.startswith("dynctl/"):
         for path in sorted((ROOT / room).rglob("*.toml")):
             for key, value in strings(tomllib.loads(path.read_text(encoding="utf-8"))):

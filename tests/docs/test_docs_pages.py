@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from pathlib import Path
 
 import pytest
 
-from dynctl.cli.app import program
 from dynctl.cli.table import COMMANDS
 from dynctl.findings.catalogue import all_codes
 from router_core import SETTINGS
+from tests.commands import all_commands
 from tests.docs.pages import DOCS, ROOT, Block, blocks, by_hand, name_of, pages, written
 from tests.docs.tables import table, tables
 from tests.docs.worlds import WORLDS
@@ -83,16 +84,21 @@ def test_codes_exist(path: Path) -> None:
         assert codes.get(code) is not None, f"{name_of(path)}: {code}"
 
 
-@pytest.mark.parametrize("path", WRITTEN, ids=name_of)
-def test_a_command_in_a_sentence_exists(path: Path) -> None:
+@functools.cache
+def _flags_of_commands() -> dict[str, set[str]]:
     known: dict[str, set[str]] = {}
-    root = program()
     for command in COMMANDS:
-        found = root
+        found = all_commands()
         for word in command.split():
             found = found.commands[word]
         flags = {flag for one in found.params for flag in (*one.opts, *one.secondary_opts)}
         known[command] = flags | {"--help", "-h"}
+    return known
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=name_of)
+def test_a_command_in_a_sentence_exists(path: Path) -> None:
+    known = _flags_of_commands()
     for text in re.findall(r"`dynctl ([^`]+)`", prose(path)):
         words = shlex.split(text.replace("\\|", "|"))
         named = [one for one in (" ".join(words[:2]), words[0]) if one in known]

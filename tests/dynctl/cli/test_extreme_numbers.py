@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dynctl.cli.app import program
+from tests.commands import all_commands
 
 NUMBERS = ["1e308", "-1", "9" * 400, "nan", "inf", "9e18", str(2**64), "-0.0", "1e-320", "0x10"]
 #: Options whose value has a number behind a name.
@@ -36,7 +36,7 @@ def _options() -> list[tuple[tuple[str, ...], str]]:
                 if not getattr(parameter, "is_flag", False) and parameter.opts[0][:2] == "--":
                     found.append((path, parameter.opts[0]))
 
-    root = program()
+    root = all_commands()
     walk(root, (), root.make_context("dynctl", ["version"], resilient_parsing=True))
     return [(path, name) for path, name in found if name not in OTHERS]
 

@@ -24,13 +24,13 @@ from dynctl.base.options import (
     WORKER_VARIABLES,
     GlobalOptions,
 )
-from dynctl.cli.app import program
 from dynctl.cli.global_options import _without_effect
 from dynctl.cli.table import COMMANDS
 from dynctl.settings.router_options import ROUTER_OPTIONS
 from dynctl.settings.router_settings import resolve
 from dynctl.simulation.engine.config import OPTIONS
 from router_core import SETTINGS, ConfigError, RouterConfig, Setting
+from tests.commands import all_commands
 from tests.dynctl.serving.fleets import WORDS, chat_body, site, zone
 
 #: What the estimate of the prefill load model needs.
@@ -449,7 +449,7 @@ def _texts(path: Path) -> Iterator[str]:
 
 
 def test_texts_recommend_only_options_that_exist() -> None:
-    known = {*_options(program()), *FOREIGN, *NOT_NAMES}
+    known = {*_options(all_commands()), *FOREIGN, *NOT_NAMES}
     name = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
     folder = Path(package.__file__).parent
     files = [path for path in folder.rglob("*") if path.suffix in (".py", ".toml")]
@@ -610,7 +610,7 @@ VALUES = {
 @cache
 def _commands() -> Any:
     """The commands of `serve`, by name."""
-    root: Any = program()
+    root: Any = all_commands()
     return root.commands["serve"].commands
 
 

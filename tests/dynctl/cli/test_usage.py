@@ -10,8 +10,8 @@ import pytest
 import typer
 
 from dynctl.base.quantities import duration, size
-from dynctl.cli.app import program
 from dynctl.cli.table import COMMANDS
+from tests.commands import all_commands
 from tests.docs.cli_page import find_command
 
 
@@ -101,7 +101,7 @@ def test_every_command_reports_an_unknown_option_in_the_same_words(dynctl: Any, 
 
 
 def _options() -> Iterator[tuple[str, Any]]:
-    root: Any = program()
+    root: Any = all_commands()
     for path in COMMANDS:
         command = find_command(root, path)
         for parameter in command.get_params(typer.Context(command)):

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import dynctl.serving
-from dynctl.cli.app import program
 from dynctl.findings.report import ClientError, Runbook
 from dynctl.findings.runbook import client_errors, near, runbook
 from dynctl.serving.routing.refusal import HttpError, internal_error, overloaded, unknown_model
+from tests.commands import all_commands
 
 SERVING = Path(dynctl.serving.__file__).parent
 
@@ -135,7 +135,7 @@ def test_large_texts_are_cut():
 
 def test_each_command_exists():
     """The commands of ``ask`` and ``fix``, with the options that they name."""
-    root = program()
+    root = all_commands()
     context = root.make_context("dynctl", ["version"], resilient_parsing=True)
     texts = [text for e in client_errors() for c in e.causes for text in (c.ask, c.fix)]
     named = [line for text in texts for line in re.findall(r"dynctl [^;:]*", text)]

@@ -20,6 +20,7 @@ from dynctl.cli.app import program
 from dynctl.cli.completion import SHELLS, names_of, words_of
 from dynctl.cli.given_options import options_of_line
 from dynctl.cli.table import COMMANDS
+from tests.commands import all_commands
 from tests.docs.cli_page import find_command
 from tests.dynctl.cli.completion.conftest import ROOT, Fleet
 from tests.waiting import patience
@@ -254,7 +255,7 @@ def test_values_that_are_known_are_offered(
     monkeypatch: pytest.MonkeyPatch, path: str, flag: str, kind: str
 ) -> None:
     monkeypatch.setattr(completion, "_names", lambda kind, *_: [kind])
-    command = find_command(program(), path)
+    command = find_command(all_commands(), path)
     context = typer.Context(command, info_name=f"dynctl {path}")
     kinds = "option" if flag.startswith("-") else "argument"
     (parameter,) = [
@@ -268,7 +269,7 @@ def test_values_that_are_known_are_offered(
 
 
 def test_new_names_are_free() -> None:
-    root = program()
+    root = all_commands()
     for path, flag in (
         ("serve engine", "--model"),
         ("context add", "NAME"),

@@ -11,6 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from dynctl.simulation.engine.__main__ import main
 from tests.waiting import patience
 
 ROOT = Path(__file__).parents[4]
@@ -165,14 +166,17 @@ async def test_a_bad_topology_environment_exits_1_with_its_message(
         (["--fault-refuse", "200"], {}, "--fault-refuse is 200"),
     ],
 )
-async def test_a_bad_option_exits_2_and_is_named(
-    spawn: Spawn, flags: list[str], environment: dict, says: str
+def test_a_bad_option_exits_2_and_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+    environment: dict,
+    says: str,
 ) -> None:
-    process = await spawn(*flags, **environment)
-    _, err = await asyncio.wait_for(process.communicate(), patience(30))
-    assert process.returncode == 2
-    assert says in err.decode()
-    assert "Traceback" not in err.decode()
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert main(flags) == 2
+    assert says in capsys.readouterr().err
 
 
 async def test_a_port_in_use_exits_2_and_is_named(spawn: Spawn) -> None:
