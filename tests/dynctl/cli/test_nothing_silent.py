@@ -425,6 +425,7 @@ FOREIGN = frozenset(
         *("--enable-cache-report", "--enable-prompt-tokens-details", "--kv-events-config"),
         *("--page-size", "--prefix-caching-hash-algo", "--publish-events-and-metrics"),
         *("--served-model-name", "--durable-kv-events", "--local-dir"),
+        *("--context-length", "--data", "--max-queued-requests"),
         "--router-session-affinity-ttl-secs",
     )
 )
