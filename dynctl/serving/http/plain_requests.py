@@ -19,13 +19,13 @@ from aiohttp import HttpVersion11, web
 
 #: Bytes of a body that wait for their reader before the connection is paused.
 _BUFFER_BYTES: Final = 128 * 1024
-_FIRST_LINE: Final = rb"POST (/v1/[a-z/_]{1,32})(?:\?[!\"$-~]*)? HTTP/1\.1\r\n"
-_NAME: Final = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}"
-_VALUE: Final = rb"[\t\x20-\x7e\x80-\xff]*"
-_HEAD: Final = re.compile(rb"%b((?:%b:%b\r\n)+)\r\n" % (_FIRST_LINE, _NAME, _VALUE))
+_FIRST_LINE: Final = rb"POST (/v1/[a-z/_]{1,32}+)(?:\?[!\"$-~]*+)? HTTP/1\.1\r\n"
+_NAME: Final = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}+"
+_VALUE: Final = rb"[\t\x20-\x7e\x80-\xff]*+"
+_HEAD: Final = re.compile(rb"%b((?:%b:%b\r\n)++)\r\n" % (_FIRST_LINE, _NAME, _VALUE))
 #: A head that is not complete, from its second line on.
 _BEGUN: Final = re.compile(
-    rb"%b(?:%b:%b\r\n)*(?:%b(?::%b)?)?\r?" % (_FIRST_LINE, _NAME, _VALUE, _NAME, _VALUE)
+    rb"%b(?:%b:%b\r\n)*+(?:%b(?::%b)?)?\r?" % (_FIRST_LINE, _NAME, _VALUE, _NAME, _VALUE)
 )
 _BEGIN: Final = b"POST /v1/"
 _BEGUN_LINE: Final = re.compile(_BEGIN + rb"[ -~]*\r?")

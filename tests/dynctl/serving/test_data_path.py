@@ -411,9 +411,10 @@ async def test_a_head_that_does_not_end_is_not_waited_for() -> None:
         assert (server.connections.timed_out, server.connections.open) == (1, 0)
 
 
-async def test_what_waits_behind_a_request_is_bounded_and_answered_in_order() -> None:
+@pytest.mark.parametrize("path", [PATH, "/v1/nothing"])
+async def test_what_waits_behind_a_request_is_bounded_and_answered_in_order(path: str) -> None:
     async with serving() as server, waiting_request(server) as (client, go):
-        sent, data = 0, post(b"x" * 1000)
+        sent, data = 0, post(b"x" * 1000, target=path)
         with suppress(TimeoutError):
             while sent < 64 << 20:
                 async with asyncio.timeout(patience(0.3)):
@@ -424,7 +425,9 @@ async def test_what_waits_behind_a_request_is_bounded_and_answered_in_order() ->
         server.work = None
         assert await client.answer() == (200, {})
         for _ in range(sent):
-            assert (await client.answer())[1]["body"] == "x" * 1000
+            status, body = await client.answer()
+            assert body["body"] == "x" * 1000 if path == PATH else status == 404
+        assert (server.plain > 1) == (path == PATH)
 
 
 async def streaming(http: ClientRequest) -> ClientAnswer:
