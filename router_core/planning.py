@@ -333,10 +333,12 @@ def _nearest_excess(
         return prefill_tokens[position] - limit
 
     # Mostly the rank with the fewest tokens has room, and the others need not be compared.
-    least = min(range(len(prefill_tokens)), key=prefill_tokens.__getitem__)
-    if excess(least) <= 0:
+    nearest = prefill_tokens.index(min(prefill_tokens))
+    if excess(nearest) <= 0:
         return 0, None
-    nearest = min(range(len(prefill_tokens)), key=excess)
+    # It is also the nearest one, unless workers have different limits.
+    if len({worker.runtime_config.max_num_batched_tokens for worker in decision.workers}) > 1:
+        nearest = min(range(len(prefill_tokens)), key=excess)
     return max(0.0, excess(nearest)), decision.workers[nearest].name
 
 
