@@ -3,6 +3,7 @@
 Real ids have 19 or 20 digits, too many to type; pod names differ in their last characters.
 """
 
+import re
 from collections.abc import Iterable
 
 from dynctl.base.errors import UsageProblem
@@ -59,3 +60,10 @@ def _listed(workers: list[tuple[int, str]]) -> str:
     if len(workers) > _MOST_LISTED:
         lines.append(f"and {len(workers) - _MOST_LISTED} more: dynctl workers list")
     return "\n".join(lines)
+
+
+def in_numeric_order(name: str) -> list[tuple[bool, int, str]]:
+    """The key by which names sort with their numbers as numbers: ``a-9`` before ``a-10``."""
+    parts = re.split(r"([0-9]{1,18})", name)
+    return [(True, int(part), "") if number % 2 else (False, 0, part)
+            for number, part in enumerate(parts)]  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from msgspec import UNSET, UnsetType
 
+from dynctl.base.naming import in_numeric_order
 from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.workers import (
     UNREACHED,
@@ -57,17 +58,24 @@ def worker_columns(workers: Sequence[WorkerRow]) -> list[Column[WorkerRow]]:
 
 
 def sort_workers(workers: Sequence[WorkerRow], domain: str | None = None) -> list[WorkerRow]:
-    """The workers by model, ``domain``, role and name; workers without the domain come last.
+    """The workers by model, ``domain``, role and name, whose numbers count as numbers; workers
+    without the domain come last.
 
     ``domain``: None for the first domain column, which is zone where workers publish it.
     """
     roles = [role.value for role in Role]
     by = domain if domain is not None else next(iter(_domains(workers)), "")
 
-    def place(row: WorkerRow) -> tuple[str, bool, str, int, str]:
+    def place(row: WorkerRow) -> tuple[Any, ...]:
         value = row.domains.get(by)
         role = roles.index(row.role) if row.role in roles else len(roles)
-        return (row.model, value is None, value or "", role, row.name)
+        return (
+            row.model,
+            value is None,
+            in_numeric_order(value or ""),
+            role,
+            in_numeric_order(row.name),
+        )
 
     return sorted(workers, key=place)
 

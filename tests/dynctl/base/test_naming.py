@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dynctl.base.errors import UsageProblem
-from dynctl.base.naming import resolve_worker
+from dynctl.base.naming import in_numeric_order, resolve_worker
 
 WORKERS = [
     (17655340255331378299, "my-llm-decode-7c9f"),
@@ -58,3 +58,9 @@ def test_a_long_list_is_cut_and_no_workers_is_said():
     assert caught.value.hint.splitlines()[-1] == "and 92 more: dynctl workers list"
     with pytest.raises(UsageProblem, match="no worker is registered"):
         resolve_worker("x", [])
+
+
+def test_numbers_in_names_sort_as_numbers() -> None:
+    names = ["a-10", "a-9", "b", "a", "", "10", "9x", "a-9b", "a-09"]
+    expected = ["", "9x", "10", "a", "a-9", "a-09", "a-9b", "a-10", "b"]
+    assert sorted(names, key=in_numeric_order) == expected
