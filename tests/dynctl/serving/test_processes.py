@@ -21,8 +21,13 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from dynctl.serving.http.start import StartError
-from dynctl.serving.routing.config import FrontendConfig
-from dynctl.serving.services.processes import merged, run_processes
+from dynctl.serving.routing.config import FrontendConfig, ReplicaConfig
+from dynctl.serving.services.processes import (
+    _frontend_config,
+    _router_config,
+    merged,
+    run_processes,
+)
 from dynctl.serving.telemetry.exposition import Family, samples
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.engine.process import start_engine
@@ -308,6 +313,13 @@ async def test_a_router_that_cannot_start_ends_the_command():
     assert b"{process=router}: cannot start: --worker http://127.0.0.1:2,name=a" in err
     assert b"error: --processes: router ended with code 2 before it was ready" in err
     assert b"Traceback" not in err
+
+
+def test_load_is_shared_with_other_commands_by_the_router_alone():
+    replicas = ReplicaConfig(bind="127.0.0.1:5560", peers=("tcp://127.0.0.1:5561",))
+    config = FrontendConfig(replicas=replicas)
+    assert _router_config(config).replicas == replicas
+    assert _frontend_config(config).replicas is None
 
 
 def test_a_port_of_another_program_is_named():
