@@ -17,7 +17,6 @@ _HEAD: Final = """\
     make bench PEERS=1 SAVE=1       all, beside the peers, which it installs; saves the rows
     make bench BENCH=index          one, beside the peers that are installed; `make bench` all
     make bench-guard                fails where a request got dearer beside a bare proxy
-    make bench-scale                a thousand workers for a minute, with a plot
 
 The page is generated from the rows in tests/bench/results. Ours and the peer take turns in a run;
 a **ratio** above 1 is better than the peer. Times vary by a third and more between runs of a shared
@@ -25,6 +24,8 @@ machine, so read the ratios. *Spread* is the highest round less the lowest, rela
 The docstring of `tests/bench/bench_NAME.py` has what a row measures.
 """
 _BAR: Final = 24
+#: Commits in the plot, the newest.
+_POINTS: Final = 8
 
 
 def benchmarks_page() -> str:
@@ -64,6 +65,7 @@ def _over_releases(runs: Sequence[Run]) -> Iterator[str]:
         costs = _costs(run)
         if costs is not None:
             points.append((run.date[:10], run.commit.rstrip("+"), *costs))
+    points = points[-_POINTS:]
     most = max(max(free, paced) for _, _, free, paced in points)
     yield "## CPU of a request over releases"
     yield ""
