@@ -232,7 +232,9 @@ class RequestFlow:
 
     async def _run_whole(self, call: Call, request: RoutingRequest, plan: RoutingPlan) -> Answer:
         """One engine does the whole request."""
-        service, decision = self._service, plan.final
+        service, decision = self._service, plan.decode
+        if decision is None:
+            raise ValueError(f"plan {plan.id} has no decision")
         # A hop that waited for its turn is booked already, and the router refuses the second one.
         service.book(decision, request, call.record)
         if not request.streams:

@@ -81,7 +81,7 @@ class DecisionLog(ServiceObserver):
             self.refusal(refusal, record.received_wall, after_failure=bool(record.attempts))
 
     def on_finished(self, record: RequestRecord) -> None:
-        response = record.client_response()
+        response = record.response or record.client_response()
         lost = response.state == "cut" or (
             response.state == "failed" and (response.status or 0) >= _SERVER_ERROR
         )

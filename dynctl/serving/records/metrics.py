@@ -234,7 +234,9 @@ class Metrics(ServiceObserver):
     ) -> None:
         if record.decision_id not in self._open:
             self.on_received(record)
-        final = plan.final
+        final = plan.refusal or plan.decode or plan.prefill
+        if final is None:
+            return
         self._counted.decisions.rows[final.stage, final.outcome] += 1
         if plan.bypass is not None:
             verdict = (str(plan.bypass.bypassed).lower(), plan.bypass.reason)

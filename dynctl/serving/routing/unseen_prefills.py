@@ -116,7 +116,8 @@ class UnseenPrefills:
         slot = self._owner.router.registry.slot(*ref)
         if slot is None:
             return
-        self.forget(request.id)
+        if request.id in self.running:
+            self.forget(request.id)
         estimate = self.estimate_s(decision)
         block = self._last_block(request, slot, ref)
         if block is not None:
