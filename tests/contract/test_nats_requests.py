@@ -163,6 +163,28 @@ async def test_a_request_waits_for_a_worker_that_comes_back_after_us(tmp_path: P
             await messenger.close()
 
 
+async def test_a_request_waits_briefly_for_a_worker_that_lost_its_own_server(
+    tmp_path: Path,
+) -> None:
+    async def answer(message: Msg) -> None:
+        await message.respond(b"heard")
+
+    async with nats_server(tmp_path) as server:
+        messenger, worker = NatsMessenger(f"nats://{server.address}"), Client()
+        try:
+            await messenger.local_host()
+            await worker.connect(f"nats://{server.address}")
+            asked = asyncio.create_task(messenger.request("back", b"", {}, patience(5.0)))
+            await asyncio.sleep(0.05)
+            assert not asked.done()
+            await worker.subscribe("back", cb=answer)
+            await worker.flush()
+            assert await asked == b"heard"
+        finally:
+            await worker.close()
+            await messenger.close()
+
+
 async def test_a_request_ends_when_its_connection_ends(tmp_path: Path) -> None:
     """Not after its whole time."""
     async with nats_server(tmp_path) as server:

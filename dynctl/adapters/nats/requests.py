@@ -44,6 +44,8 @@ _LATE_S: Final = 0.5
 RETURN_S: Final = 6.0
 #: How long one request waits for its worker to come back, and how often it looks.
 _AWAIT_S: Final = 3.0
+#: The same while our own connection is well: a worker's own may have been lost just now.
+_BRIEF_S: Final = 0.3
 #: How long requests wait for a server while none is reachable.
 OUTAGE_S: Final = 8.0
 _LOOK_S: Final = 0.05
@@ -114,16 +116,17 @@ class NatsMessenger:
         """The reply to a message. Raises RequestPlaneError with the reason, PlaneInterrupted if
         the connection was lost before the reply arrived."""
         loop = asyncio.get_running_loop()
-        patience = loop.time() + min(_AWAIT_S, timeout)
+        began = loop.time()
         while True:
             connection = await self._awaited()
             try:
                 return await self._reply(connection, subject, body, headers, timeout)
             except NoRespondersError:
                 problem = f"does not listen at {subject}"
-                if not connection.workers_return():
-                    raise RequestPlaneError(problem, "connect") from None
-            if loop.time() >= patience:
+                returning = connection.workers_return()
+            if loop.time() - began >= min(_AWAIT_S if returning else _BRIEF_S, timeout):
+                if not returning:
+                    raise RequestPlaneError(problem, "connect")
                 problem += " yet: NATS was lost, and workers are connecting again"
                 raise RequestPlaneError(problem, "plane")
             await asyncio.sleep(_LOOK_S)
