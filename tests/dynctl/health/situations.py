@@ -578,10 +578,17 @@ async def _tokenizer_left(rig: Rig) -> None:
     await rig.frontend.fleet.remove("old")
 
 
+def forget_tokenizers(rig: Rig) -> None:
+    """As a start without a model's files: what was loaded for the rig is gone."""
+    tokenizers = PromptTokenizers()
+    rig.service.tokenizers = tokenizers
+    rig.service.preparation._tokenizers = tokenizers
+
+
 @situation("no tokenizer", "degraded", ("NO_TOKENIZER", "demo"))
 async def _no_tokenizer(rig: Rig) -> None:
     await two(rig)
-    rig.service.tokenizers = PromptTokenizers()
+    forget_tokenizers(rig)
     rig.service.tokenizers.engine = rig.frontend.fleet.tokenize
     await rig.check_tokenizers()
 
@@ -598,7 +605,7 @@ async def _engine_tokenizes(rig: Rig) -> None:
 @situation("engines tokenize differently", "degraded", ("ENGINE_TOKENIZERS_DIFFER", "demo"))
 async def _engines_differ(rig: Rig) -> None:
     await two(rig)
-    rig.service.tokenizers = PromptTokenizers()
+    forget_tokenizers(rig)
     rig.service.tokenizers.engine = rig.frontend.fleet.tokenize
     rig.engine("a").tokens, rig.engine("b").tokens = [1, 2, 3], [1, 2, 4]
     await rig.check_tokenizers()
@@ -614,7 +621,7 @@ async def _engines_agree(rig: Rig) -> None:
 @situation("the tokenizer was another one, then the engine's", "healthy")
 async def _tokenizer_mended(rig: Rig) -> None:
     await _tokenizer(rig)
-    rig.service.tokenizers = PromptTokenizers()
+    forget_tokenizers(rig)
     rig.service.tokenizers.engine = rig.frontend.fleet.tokenize
     await rig.check_tokenizers()
 

@@ -382,7 +382,10 @@ async def test_an_observer_that_fails_fails_no_request(caplog):
 
     observer = type("Broken", (ServiceObserver,), dict.fromkeys(HOOKS, broken))()
     async with site(TWO) as fleet:
-        fleet.service.observers.insert(0, observer)
+        others = list(fleet.service.observers)
+        for other in others:
+            fleet.service.observers.remove(other)
+        fleet.service.observers += [observer, *others]
         fleet.service.add_tap(broken)
         assert (await fleet.chat())[0] == 200
         assert (await fleet.post("/v1/completions", {"model": "demo", "prompt": "hi"}))[0] == 200
