@@ -158,7 +158,7 @@ class ClientError(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Runbook(msgspec.Struct, frozen=True):
-    """What an error means that somebody saw. ``status``: the HTTP status in ``question``."""
+    """The known errors that match ``question``. ``status``: the HTTP status in it, if any."""
 
     question: str
     status: int | None

@@ -41,7 +41,7 @@ def client_errors() -> tuple[ClientError, ...]:
 def runbook(question: str) -> Runbook | None:
     """The entries for ``question``: a status, an error code, or a text that contains one of them.
 
-    The code in a body tells more than a text, and this more than the status. None if nothing in
+    A code in the body counts before a text, and a text before the status. None if nothing in
     ``question`` is known.
     """
     question = question[:MAX_TEXT].strip()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, NoReturn
+from typing import Any
 
 from dynctl.adapters.ports import AccessReview, Cluster, ClusterEvent, ClusterRefusal
 from dynctl.documents.verify import PlannedRequest
@@ -88,7 +88,7 @@ class RehearsedCluster:
 
     def forward(self, namespace: str, pod: str, port: int) -> AbstractContextManager[str]:
         self._note("port-forward", "pods", namespace, pod)
-        _rehearsed()
+        raise ClusterRefusal(0, "Rehearsed", "is not sent by --plan")
 
     def close(self) -> None:
         self._cluster.close()
@@ -111,10 +111,6 @@ class RehearsedCluster:
             )
             for (request, what, namespace), pods in self._noted.items()
         ]
-
-
-def _rehearsed() -> NoReturn:
-    raise ClusterRefusal(0, "Rehearsed", "is not sent by --plan")
 
 
 def _resource(path: str) -> tuple[str, str]:

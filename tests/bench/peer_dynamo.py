@@ -112,7 +112,7 @@ class Select:
         """Make the fleet known. ``publishers``: worker number -> endpoint of its KV events."""
         self.tokens = tokens
         for number in range(workers):
-            await self.service.membership.upsert(
+            await self.service.upsert_worker(
                 {
                     "worker_id": number + 1,
                     "model_name": decision_workload.MODEL,

@@ -131,23 +131,25 @@ class Preparation:
         batch = [prompts] if isinstance(prompts, Prompt) else prompts
         one_prompt = len(batch) == 1
         if not_modelled is not None:
-            found = [PromptTokens(None, estimate_tokens(p), "estimate") for p in batch]
+            tokenized = [PromptTokens(None, estimate_tokens(p), "estimate") for p in batch]
         else:
-            found = await self._tokenized(model, batch, worker_set, apart)
-        tokens = found[0]
+            tokenized = await self._tokenized(model, batch, worker_set, apart)
+        tokens = tokenized[0]
         count = longest = tokens.count
         lengths: list[int] = []
         if not one_prompt:
-            lengths = [prompt_tokens.count for prompt_tokens in found]
+            lengths = [prompt_tokens.count for prompt_tokens in tokenized]
             count, longest = sum(lengths), max(lengths)
         tokenize_s = self._clock() - started
         size, eagle = self._served.blocks(model, worker_set)
         hashes: Sequence[BlockHashes] = ()
         modelled, note = tokens.ids is not None, not_modelled or tokens.note or NOT_MODELLED
-        if modelled and not one_prompt and _is_long(found, size):
+        if modelled and not one_prompt and _is_long(tokenized, size):
             modelled, note = False, _LONG_BATCH
         if modelled:
-            hash_all = partial(self._hash_all, found, size, lora_name, cache_salt, is_eagle=eagle)
+            hash_all = partial(
+                self._hash_all, tokenized, size, lora_name, cache_salt, is_eagle=eagle
+            )
             hashes = hash_all() if apart is None else await apart(hash_all)
         request = RoutingRequest(
             id=decision_id or self.new_id(),
@@ -177,7 +179,7 @@ class Preparation:
             served_name=served_name,
             streams=streams,
         )
-        return Prepared(request, tokens, tokenize_s, len(found), longest)
+        return Prepared(request, tokens, tokenize_s, len(tokenized), longest)
 
     def salt_of(self, parsed: ChatRequest | CompletionRequest) -> str | None:
         """The cache salt of a request. Dynamo prefers that of ``nvext``, engines the body's own."""
@@ -200,7 +202,7 @@ class Preparation:
 
     def _hash_all(
         self,
-        found: Sequence[PromptTokens],
+        tokenized: Sequence[PromptTokens],
         block_size: int,
         lora_name: str | None,
         cache_salt: str | None,
@@ -210,7 +212,7 @@ class Preparation:
         hash_prompt = self._hash
         return [
             hash_prompt(tokens.ids or (), block_size, lora_name, cache_salt, is_eagle=is_eagle)
-            for tokens in found
+            for tokens in tokenized
         ]
 
     def _hash(

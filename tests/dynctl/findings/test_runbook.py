@@ -124,7 +124,7 @@ def test_what_is_not_known_is_not_guessed():
 
 def test_a_text_is_more_than_the_status_beside_it():
     assert [e.by for e in known("HTTP/1.1 503: no healthy upstream").errors] == ["Envoy"]
-    # A gateway may change the status: the text still tells.
+    # A gateway may change the status; the text identifies the error.
     assert only("HTTP/1.1 502 Failed to generate completions").by == "Dynamo's frontend"
 
 

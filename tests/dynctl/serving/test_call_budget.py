@@ -252,7 +252,8 @@ async def test_a_batch_of_kv_events(monkeypatch: pytest.MonkeyPatch) -> None:
             with counted(background=True) as calls:
                 while not applied:  # noqa: ASYNC110  no call of ours
                     await asyncio.sleep(0)
-                await index.drained()
+            # Outside: it may take one more turn of the index, which has nothing to do.
+            await index.drained()
             assert len(applied) == 1
             rounds.append(calls)
         within("batch of KV events", min(rounds[_WARM:], key=lambda calls: calls.count))
