@@ -70,8 +70,10 @@ def _over_releases(runs: Sequence[Run]) -> Iterator[str]:
     yield "## CPU of a request over releases"
     yield ""
     last = earlier["points"][-1]["commit"]
-    yield f"Relative to the {BARE} of the same run; lower is better. The points up to {last} were"
-    yield f"{earlier['source']}."
+    earlier_points = f"The points up to {last} were {earlier['source']}."
+    yield f"Relative to the {BARE} of the same run; lower is better. {earlier_points}".replace(
+        "\n", " "
+    )
     yield ""
     for date, commit, free, paced in points:
         free_bar, paced_bar = ("#" * round(_BAR * ratio / most) for ratio in (free, paced))
