@@ -8,13 +8,19 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from dynctl.base.json_fields import mapping
 from dynctl.verify.chain import WorkerChain
 from dynctl.verify.cluster_facts import ClusterFacts
 from dynctl.verify.join import VerifiedGraph
 from dynctl.verify.needs import pod_of
 from dynctl.verify.wording import age, excerpt
-from dynctl.wire.kubernetes.names import LABEL_MISSING_REASON, NOT_CREATED_REASON
-from dynctl.wire.kubernetes.objects import ObjectEvent
+from dynctl.wire.kubernetes.names import (
+    LABEL_MISSING_REASON,
+    NOT_CREATED_REASON,
+    RECREATE,
+    STRATEGY_ANNOTATION,
+)
+from dynctl.wire.kubernetes.objects import ObjectEvent, Pod
 
 #: Events that say nothing about a start.
 _OTHERS: Final = (LABEL_MISSING_REASON, "Unhealthy")
@@ -51,10 +57,12 @@ def creation_obstacle(
     return _event_text(event, cluster.now), f"{what}: kubectl describe {target} -n {namespace}"
 
 
-def start_obstacle(cluster: ClusterFacts, worker: WorkerChain, why: str) -> tuple[str, str]:
+def start_obstacle(
+    cluster: ClusterFacts, graph: VerifiedGraph | None, worker: WorkerChain, why: str
+) -> tuple[str, str]:
     """The newest event about a pod whose engine does not run, and the fix.
 
-    ``why``: the state of its container.
+    ``graph``: the worker's. ``why``: the state of its container.
     """
     pod = pod_of(worker)
     key = (pod.namespace, pod.name, pod.uid)
@@ -65,11 +73,40 @@ def start_obstacle(cluster: ClusterFacts, worker: WorkerChain, why: str) -> tupl
     ]
     event = max(events, key=_last_seen, default=None)
     noted = "" if event is None else _event_text(event, cluster.now)
-    return noted, _start_fix(worker, why, known=event is not None)
+    recreated = _is_crash(why) and graph is not None and _is_recreated(graph, worker)
+    if recreated and graph is not None:
+        pods = [pod_of(other) for other in graph.workers if other.component == worker.component]
+        ready = f"{sum(map(_is_ready, pods)):,} of {len(pods):,} pods of {worker.component}"
+        noted += f"; under Recreate the earlier pods ended first: {ready} are ready"
+    return noted, _start_fix(worker, why, known=event is not None, recreated=recreated)
 
 
-def _start_fix(worker: WorkerChain, why: str, *, known: bool) -> str:
-    """``known``: whether an event has the reason."""
+def _is_crash(why: str) -> bool:
+    return why == "CrashLoopBackOff" or why.startswith("ended")
+
+
+def _is_ready(pod: Pod) -> bool:
+    return pod.ready
+
+
+def _is_recreated(graph: VerifiedGraph, worker: WorkerChain) -> bool:
+    """Whether an update of the worker's component ends its earlier pods before it creates new ones:
+    as its pod, its component or its graph is annotated."""
+    annotations = [pod_of(worker).annotations]
+    if graph.graph is not None:
+        annotations.append(
+            mapping(mapping(graph.graph.manifest.body.get("spec")).get("annotations"))
+        )
+        for component in graph.graph.components:
+            if component.name.lower() == worker.component.lower():
+                template = mapping(component.body.get("podTemplate"))
+                annotations.append(mapping(component.body.get("annotations")))
+                annotations.append(mapping(mapping(template.get("metadata")).get("annotations")))
+    return any(found.get(STRATEGY_ANNOTATION) == RECREATE for found in annotations)
+
+
+def _start_fix(worker: WorkerChain, why: str, *, known: bool, recreated: bool) -> str:
+    """``known``: whether an event has the reason. ``recreated``: no earlier pod serves on."""
     pod, (namespace, _, graph) = pod_of(worker), worker.graph.rpartition("/")
     edit = f"kubectl edit dynamographdeployment {graph} -n {namespace}"
     component = f"component {worker.component}: {edit}"
@@ -80,8 +117,10 @@ def _start_fix(worker: WorkerChain, why: str, *, known: bool) -> str:
         return f"create the Secret or ConfigMap that the event names, or correct {component}"
     if why == "not scheduled" and known:
         return f"add what the event names, or change resources and selectors of {component}"
-    if why == "CrashLoopBackOff" or why.startswith("ended"):
+    if _is_crash(why):
         logs = f"kubectl logs {pod.name} -n {pod.namespace} --previous"
+        if recreated:
+            return f"{logs}; then apply the graph as it was before, or correct {component}"
         return f"{logs}; then correct {component}, or apply the graph as it was before"
     return f"find the reason: kubectl describe pod {pod.name} -n {pod.namespace}"
 

@@ -102,6 +102,7 @@ def _has_all_pods(joined: JoinedFacts) -> Outcome:
 def _engine_runs(joined: JoinedFacts) -> Outcome:
     """Without pods that wait for their topology: more exact codes report those."""
     workers = live_workers(joined)
+    graphs = {graph.name: graph for graph in joined.governed}
     wrong = []
     for worker in workers:
         pod, why = pod_of(worker), why_not_running(pod_of(worker))
@@ -109,7 +110,8 @@ def _engine_runs(joined: JoinedFacts) -> Outcome:
             continue
         now = cluster_of(joined).now
         since = f" for {age(now - pod.created)}" if pod.created is not None else ""
-        noted, fix = start_obstacle(cluster_of(joined), worker, why)
+        graph = graphs.get(worker.graph)
+        noted, fix = start_obstacle(cluster_of(joined), graph, worker, why)
         phase = pod.phase or "(no phase)"
         wrong.append(found(worker.subject, phase=phase, since=since, why=why, noted=noted, fix=fix))
     return outcome(wrong, summary=count_of(len(workers), len(workers), "pod"))

@@ -20,6 +20,10 @@ DRAFT_LABEL_PREFIX: Final = "grove.io/topology."
 LABEL_KEY_ANNOTATION: Final = "nvidia.com/topology-label-key"
 CLUSTER_TOPOLOGY_ANNOTATION: Final = "nvidia.com/topology-cluster-topology-name"
 ENABLE_GROVE_ANNOTATION: Final = "nvidia.com/enable-grove"
+STRATEGY_ANNOTATION: Final = "nvidia.com/deployment-strategy"
+"""How a component is updated: RollingUpdate, or RECREATE."""
+RECREATE: Final = "Recreate"
+"""All earlier pods of the component end before new ones are created."""
 
 
 ZONE_LABEL: Final = "topology.kubernetes.io/zone"
@@ -31,8 +35,9 @@ MOUNT_PATH: Final = "/etc/dynamo/topology"
 DRAFT_MOUNT_PATH: Final = "/etc/podinfo/topology"
 
 LABEL_MISSING_REASON: Final = "TopologyLabelMissing"
-NOT_CREATED_REASON: Final = "FailedCreate"
 """The reason of the operator's event for a node without the label."""
+NOT_CREATED_REASON: Final = "FailedCreate"
+"""The reason of a controller's event for a pod that could not be created."""
 
 OPERATOR_APP: Final = "dynamo-operator"
 """The value of app.kubernetes.io/name of the operator's Deployment."""

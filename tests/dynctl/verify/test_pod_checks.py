@@ -236,6 +236,33 @@ def test_the_event_of_a_stopped_engine_and_its_fix(
     assert finding.fix == fix
 
 
+@pytest.mark.parametrize("place", ["pod", "component", "graph"])
+def test_a_crash_under_recreate_names_the_pods_that_are_left(place: str):
+    scene = Scene()
+    strategy = {"nvidia.com/deployment-strategy": "Recreate"}
+    for number in range(4):
+        name = f"my-llm-decode-a-{number}"
+        scene.main(name, running_since=None, waiting="CrashLoopBackOff")
+        scene.pod(name, ready=False)
+        if place == "pod":
+            scene.annotate(name, *next(iter(strategy.items())))
+    if place == "component":
+        annotated = [
+            {**one, "podTemplate": {**one["podTemplate"], "metadata": {"annotations": strategy}}}
+            if one["name"] == "decode-a"
+            else one
+            for one in components(scene)
+        ]
+        edited_graph(scene, components=annotated)
+    if place == "graph":
+        edited_graph(scene, annotations=strategy)
+    findings = results(scene)["DYT0410"].findings
+    assert len(findings) == 4
+    under = "under Recreate the earlier pods ended first: 0 of 4 pods of decode-a are ready"
+    assert findings[0].value == f"Running for 60 min: CrashLoopBackOff; {under}"
+    assert findings[0].fix == f"{LOGS}; then apply the graph as it was before, or correct {EDIT}"
+
+
 def test_pods_that_a_quota_refuses():
     scene = Scene()
     scene.pod(DECODE, deleting=True)
