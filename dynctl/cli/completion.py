@@ -135,8 +135,11 @@ def _names(kind: str, context: typer.Context, prefix: str) -> Iterable[str]:
     if options is None:
         return ()
     if kind == "kube-context":
+        from dynctl.adapters.kubernetes.demo_cluster import PREFIX, demo_contexts
         from dynctl.settings.contexts.kubeconfig_names import kube_context_names
 
+        if prefix.startswith(PREFIX):
+            return demo_contexts()
         return kube_context_names(in_context(options).kubeconfig)
     path = "/v1/decisions?limit=100" if kind == "decision" else "/v1/workers"
     return _KINDS[kind](_rows(options, path), prefix)

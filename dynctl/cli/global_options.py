@@ -218,7 +218,8 @@ _ANNOTATIONS: dict[str, Any] = {
             "--kube-context",
             autocompletion=names_of("kube-context"),
             metavar="NAME",
-            help="Context of the kubeconfig. [default: the current one]",
+            help="Context of the kubeconfig, or demo:NAME (`dynctl demo --cluster`). "
+            "[default: the current one]",
             rich_help_panel=KUBERNETES,
         ),
     ],

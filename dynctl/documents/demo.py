@@ -1,4 +1,4 @@
-"""The answer of `dynctl demo`: one document for each step, and one for its end."""
+"""The answers of `dynctl demo`: its steps and its end; troubles of a simulated cluster."""
 
 from __future__ import annotations
 
@@ -38,3 +38,25 @@ class DemoEnd(msgspec.Struct, frozen=True):
     #: Traffic is sent until then.
     loaded: bool = False
     kind: str = "DemoEnd"
+
+
+class ClusterTrouble(msgspec.Struct, frozen=True):
+    """A trouble of a simulated cluster. ``codes``: what `topology verify` reports, the cause first.
+
+    ``happened``: the cause in a sentence. ``seen``: what the other commands show of it.
+    """
+
+    name: str
+    codes: list[str]
+    happened: str
+    seen: str
+    commands: list[str]
+    kind: str = "ClusterTrouble"
+
+
+class ClusterTroubles(msgspec.Struct, frozen=True):
+    """All troubles. ``commands``: for one of them, and for the same cluster without a trouble."""
+
+    troubles: list[ClusterTrouble]
+    commands: list[str]
+    kind: str = "ClusterTroubles"

@@ -1,8 +1,9 @@
-"""`demo`: a screen per request with its actual decision, and the closing screen."""
+"""`demo`: a screen per request with its actual decision, the closing screen, and the troubles of
+simulated clusters."""
 
 from __future__ import annotations
 
-from dynctl.documents.demo import DemoEnd, DemoStep
+from dynctl.documents.demo import ClusterTrouble, ClusterTroubles, DemoEnd, DemoStep
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.numbers import plural
 from dynctl.screens.route import ExplainScreen
@@ -48,3 +49,19 @@ def demo_end(end: DemoEnd, canvas: Canvas) -> str:
         title = "Traffic is running. Now run, in another terminal:"
     lines = ["", canvas.bold(title), ""]
     return "\n".join([*lines, *(f"  {line}" for line in tries), "", "Ctrl-C stops it."]) + "\n"
+
+
+def cluster_troubles(result: ClusterTroubles, canvas: Canvas) -> str:
+    """Each trouble with its codes and what is seen of it, then the commands."""
+    lines = []
+    for trouble in result.troubles:
+        lines += [f"{canvas.bold(trouble.name)}  {' '.join(trouble.codes)}"]
+        lines += canvas.paragraph(f"{trouble.happened} {trouble.seen}")
+    return "\n".join([*lines, "", *result.commands]) + "\n"
+
+
+def cluster_trouble(trouble: ClusterTrouble, canvas: Canvas) -> str:
+    """What happened and is seen, and the commands that show it, one a line."""
+    lines = [canvas.bold(trouble.name), *canvas.paragraph(f"{trouble.happened} {trouble.seen}")]
+    codes = f"topology verify reports {', '.join(trouble.codes)}, the cause first."
+    return "\n".join([*lines, *canvas.paragraph(codes), "", *trouble.commands]) + "\n"

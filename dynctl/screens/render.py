@@ -33,7 +33,7 @@ from dynctl.documents.bundle import BundleReport
 from dynctl.documents.client import Versions
 from dynctl.documents.config import ConfigReport
 from dynctl.documents.contexts import ContextChange, ContextDetail, ContextList
-from dynctl.documents.demo import DemoEnd, DemoStep
+from dynctl.documents.demo import ClusterTrouble, ClusterTroubles, DemoEnd, DemoStep
 from dynctl.documents.hits import HitsReport
 from dynctl.documents.recording import RecordingReport
 from dynctl.documents.replay import ReplayReport
@@ -349,6 +349,8 @@ _SCREENS: dict[type, Screen] = {
         replay.replay_report, lambda r: (row.policy for row in r.summaries), attrgetter("results")
     ),
     DemoStep: Screen(demo.demo_step),
+    ClusterTrouble: Screen(demo.cluster_trouble, lambda r: [r.name]),
+    ClusterTroubles: Screen(demo.cluster_troubles, lambda r: [row.name for row in r.troubles]),
     DemoEnd: Screen(demo.demo_end),
 }
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+from dynctl.adapters.kubernetes.following import place_of
 from dynctl.adapters.ports import AccessReview, Cluster, ClusterEvent, ClusterRefusal
 from dynctl.documents.verify import PlannedRequest
 
@@ -115,8 +116,5 @@ class RehearsedCluster:
 
 def _resource(path: str) -> tuple[str, str]:
     """``pods`` and the namespace (empty: all) of a path of the API."""
-    parts = path.strip("/").split("/")
-    parts = parts[2:] if parts[0] == "api" else parts[3:]
-    if parts[:1] == ["namespaces"] and len(parts) > 2:
-        return parts[2], parts[1]
-    return (parts[0] if parts else _VERSIONS), ""
+    plural, namespace, _ = place_of(path)
+    return plural or _VERSIONS, namespace

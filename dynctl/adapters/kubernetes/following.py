@@ -48,6 +48,17 @@ class Resource:
         return {"labelSelector": self.selector} if self.selector else {}
 
 
+def place_of(path: str) -> tuple[str, str, str]:
+    """Plural, namespace and name of a path in the API: empty where the path has none."""
+    parts = path.strip("/").split("/")
+    parts = parts[2:] if parts[0] == "api" else parts[3:]
+    namespace = ""
+    if parts[:1] == ["namespaces"] and len(parts) > 2:
+        namespace, parts = parts[1], parts[2:]
+    plural, name = [*parts, "", ""][:2]
+    return plural, namespace, name
+
+
 class Register(Protocol):
     """Keeps the objects of the followed kinds; called from the threads of their followers."""
 

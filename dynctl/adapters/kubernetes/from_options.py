@@ -18,8 +18,13 @@ _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 def open_cluster(options: GlobalOptions) -> Cluster:
-    """The cluster, not connected yet. Raises UsageProblem, or Unreachable where a credential plugin
-    fails."""
+    """The cluster, not connected yet, or a simulated one. Raises UsageProblem, or Unreachable where
+    a credential plugin fails."""
+    from dynctl.adapters.kubernetes.demo_cluster import PREFIX, demo_cluster
+
+    context = in_context(options).kube_context
+    if context is not None and context.startswith(PREFIX):
+        return demo_cluster(context)
     return _open(options)
 
 
@@ -46,8 +51,14 @@ def open_pod_registrar(cluster: Cluster) -> Registrar:
 
 def _open(options: GlobalOptions) -> KubernetesCluster:
     from dynctl.adapters.kubernetes import cluster as kubernetes_cluster
+    from dynctl.adapters.kubernetes.demo_cluster import PREFIX
 
     options = in_context(options)
+    if options.kube_context is not None and options.kube_context.startswith(PREFIX):
+        raise UsageProblem(
+            f"--kube-context {options.kube_context}: a simulated cluster, which is only read",
+            "name a cluster of your kubeconfig",
+        )
     return kubernetes_cluster.open_cluster(
         kubeconfig=options.kubeconfig, context=options.kube_context, timeout=options.timeout
     )

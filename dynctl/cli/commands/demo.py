@@ -7,12 +7,36 @@ from typing import Annotated
 import typer
 
 from dynctl.base.options import GlobalOptions
+from dynctl.cli.shared_options import Needs
+
+
+def _troubles(context: typer.Context, incomplete: str) -> list[str]:
+    from dynctl.simulation.demo.troubles import trouble_names
+
+    return trouble_names()
 
 
 def demo(
     options: GlobalOptions,
+    trouble: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[TROUBLE]",
+            autocompletion=_troubles,
+            help="With --cluster: explain this trouble, and how to look at it.",
+        ),
+    ] = None,
+    cluster: Annotated[
+        bool,
+        typer.Option(
+            "--cluster",
+            help="Start nothing; list the troubles of a simulated Kubernetes cluster.",
+        ),
+    ] = False,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Keep the fleet running until Ctrl-C.")
+        bool,
+        typer.Option("--keep", help="Keep the fleet running until Ctrl-C."),
+        Needs(without=("cluster",)),
     ] = False,
     load: Annotated[
         bool,
@@ -21,6 +45,7 @@ def demo(
             help="With --keep: send traffic until Ctrl-C, with shared prefixes, a zone under "
             "pressure and refusals; without the four requests.",
         ),
+        Needs(without=("cluster",)),
     ] = False,
     story: Annotated[
         bool | None,
@@ -28,6 +53,7 @@ def demo(
             "--story/--no-story",
             help="Send four requests and explain them. [default: with --load no]",
         ),
+        Needs(without=("cluster",)),
     ] = None,
     port: Annotated[
         int | None,
@@ -39,11 +65,13 @@ def demo(
             help="Port of the frontend; 0: a free one. [default: with --keep 8000 if it is free, "
             "else 0]",
         ),
+        Needs(without=("cluster",)),
     ] = None,
 ) -> int:
     """Start six simulated engines in two zones and a frontend; route, explain, stop.
 
-    The processes stop with this command.
+    The processes stop with this command. With --cluster: learn `topology verify` on a simulated
+    cluster with a trouble in it.
     """
     import time
     from contextlib import nullcontext
@@ -55,6 +83,13 @@ def demo(
     from dynctl.simulation.demo.load import ENGINE_ARGS, FRONTEND_ARGS, DemoLoad
     from dynctl.simulation.demo.story import run_steps
 
+    if trouble is not None and not cluster:
+        raise UsageProblem(f"demo {trouble}: unexpected argument", f"demo --cluster {trouble}")
+    if cluster:
+        from dynctl.simulation.demo.troubles import cluster_trouble, cluster_troubles
+
+        emit(cluster_troubles() if trouble is None else cluster_trouble(trouble), options)
+        return ExitCode.YES
     if load and not keep:
         raise UsageProblem("--load: the fleet ends at once", "keep it: dynctl demo --keep --load")
     if port is None:
