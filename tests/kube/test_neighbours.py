@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
+from dynctl.base.errors import Unreachable
+from dynctl.base.options import GlobalOptions
+from dynctl.sources.dynamo.frontend_pods import pod_log
 from tests.kube import deployment, objects
 from tests.kube.actors import Simulation, living, simulation
 from tests.kube.command_line import Run
@@ -372,3 +375,56 @@ def test_a_cluster_that_is_not_named_right(
     assert ran.code == 2
     assert ran.error[0].startswith("--against prdo: no such context in ")
     assert ran.error[1] == "defined: test"
+
+
+# -- a node that does not respond ------------------------------------------------------------------
+
+
+@pytest.fixture(params=[30, 0], ids=["silent", "refused"])
+def stopped_kubelet(cluster: Simulation, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Under the frontend of prod; how commands name it."""
+    node = cluster.pod(FRONTEND[1])["spec"]["nodeName"]
+    fault = cluster.server.faults.stop_kubelet(node, request.param)
+    reason = "no response within 2 s; the API server responds"
+    if not request.param:
+        reason = "error dialing backend: dial tcp 192.0.2.7:10250: connect: connection refused"
+    pod = f"Pod {FRONTEND[1]}.{FRONTEND[0]}"
+    yield f"{pod}: node {node} does not respond to port-forward ({reason})"
+    assert fault.met >= 1
+    cluster.server.faults.clear()
+
+
+def test_lists_of_workers_name_the_node_and_go_on(stopped_kubelet: str, dynctl: Run) -> None:
+    ran = dynctl("workers", "list", *KUBERNETES, "-n", "prod", "--timeout", "2", "-o", "json")
+    assert (ran.code, len(ran.json["workers"])) == (0, 12)
+    assert f"note: {stopped_kubelet}" in ran.err
+    assert "is not reachable" not in ran.err
+
+
+def test_the_dashboard_and_check_name_the_node(stopped_kubelet: str, dynctl: Run) -> None:
+    ran = dynctl("top", "--once", *KUBERNETES, "-n", "prod", "--timeout", "2", "-o", "json")
+    assert ran.code == 0
+    assert ran.json["snapshot"]["told"]["queue"]["unknown"] == stopped_kubelet
+    ran = dynctl("check", *KUBERNETES, "-n", "prod", "--timeout", "2", "-o", "json")
+    (subject, why) = next(iter(ran.values("DYR0401").items()))
+    assert f"{subject}: {why}" == stopped_kubelet
+
+
+def test_thresholds_are_not_set_while_a_frontend_is_silent(
+    stopped_kubelet: str, dynctl: Run
+) -> None:
+    words = ("thresholds", "set", MODEL, "--active-prefill-tokens", "5", "-y")
+    ran = dynctl(*words, *KUBERNETES, "-n", "prod", "--timeout", "2")
+    assert (ran.code, ran.error[0]) == (3, stopped_kubelet)
+
+
+def test_the_log_of_a_worker_on_a_stopped_node_names_the_node(cluster: Simulation) -> None:
+    worker = "my-llm-decode-a-0"
+    node = cluster.pod(worker)["spec"]["nodeName"]
+    cluster.server.faults.stop_kubelet(node, 30)
+    options = GlobalOptions(namespace="prod", timeout=2.0)
+    with pytest.raises(Unreachable) as silent:
+        pod_log(options, worker)
+    cluster.server.faults.clear()
+    says = f"node {node} does not respond to log (no response within 2 s; the API server responds)"
+    assert silent.value.message == f"not read: {says}"

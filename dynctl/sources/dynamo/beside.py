@@ -83,7 +83,7 @@ class BesideDynamo:
             self._ways.enter_context, reached_frontends(self._options, self._urls)
         )
         urls = [frontend.url for frontend in self._reached.frontends]
-        self._polled = PolledFrontends(urls, self._options.timeout)
+        self._polled = PolledFrontends(urls, self._options.timeout, names=self._reached.names)
         if self._log_name is not None:
             self._log = LogTail(self._log_name, take)
             self._tasks.start("frontend log", self._log.run)

@@ -96,7 +96,10 @@ def gather(options: GlobalOptions) -> CheckFacts:
         names = {} if urls else {url: _Pod(f"Pod {name}", *rest) for url, name, *rest in rows}
         beyond = "" if ways.direct else OUT_OF_REACH
         facts = asyncio.run(_gather(options, planes_named, urls or (*names,), beyond, names))
-        return facts if urls else replace(facts, frontends_unread=ways.refused)
+        if urls:
+            return facts
+        silent = [FrontendFacts(f"Pod {name}", Unread(why)) for name, why in ways.silent.items()]
+        return replace(facts, frontends=(*facts.frontends, *silent), frontends_unread=ways.refused)
 
 
 class _Pod(NamedTuple):

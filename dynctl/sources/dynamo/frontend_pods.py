@@ -7,14 +7,15 @@ it is used if a Dynamo frontend answers there. The API server's port-forward wor
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Final, Literal
 
 from dynctl.adapters.kubernetes.from_options import namespaces_of, open_cluster
 from dynctl.adapters.ports import Cluster, ClusterRefusal
-from dynctl.base.errors import DynctlError, Unreachable, UsageProblem, single_line
+from dynctl.base.errors import DynctlError, TimedOut, Unreachable, UsageProblem, single_line
 from dynctl.base.json_fields import mapping, sequence
 from dynctl.base.options import GlobalOptions
 from dynctl.base.terminal import printable
@@ -40,6 +41,9 @@ LOG_LINES: Final = 200
 _LOG_BYTES: Final = 256 * 1024
 _LOG_LINE: Final = 2000
 _POD_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+#: What API servers report if they cannot connect to a kubelet.
+_NOT_CONNECTED: Final = ("error dialing backend", "dial tcp")
+_NONE_SILENT: Final[Mapping[str, str]] = MappingProxyType({})
 #: Seconds for a pod's address to answer before port-forward is used.
 _DIRECT_S: Final = 1.0
 
@@ -52,6 +56,7 @@ class Reached:
     ``names``: the pods of ``urls``; ``graphs``, ``spaces``: their graphs and Dynamo namespaces,
     empty where a pod has no label.
     ``refused``: why the frontends are unknown. ``beyond``: number of further frontends.
+    ``silent``: pod -> why it is not reached, of those whose node does not respond.
     """
 
     urls: list[str]
@@ -61,6 +66,17 @@ class Reached:
     graphs: tuple[str, ...] = ()
     spaces: tuple[str, ...] = ()
     beyond: int = 0
+    silent: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def unread(self) -> str:
+        """Why no frontend is reached; empty where one is."""
+        return self.refused or ("" if self.urls else "; ".join(silence_texts(self.silent)))
+
+
+def silence_texts(silent: Mapping[str, str]) -> list[str]:
+    """A sentence for each pod of a node that does not respond."""
+    return [f"Pod {pod}: {silence}" for pod, silence in silent.items()]
 
 
 def reach_of(name: str) -> Reach:
@@ -108,11 +124,7 @@ def pod_log(options: GlobalOptions, name: str) -> list[str]:
         if target.main is None:
             raise UsageProblem(f"not read: pod {name} has no container named main")
         container = target.main.name
-        lines = list(
-            cluster.log_lines(
-                target.namespace, name, container, last=LOG_LINES, max_bytes=_LOG_BYTES
-            )
-        )
+        lines = _last_lines(cluster, target, container)
     except ClusterRefusal as refusal:
         why = lacking(refusal.message) or single_line(refusal.message)
         raise Unreachable(f"not read: {why}") from None
@@ -123,6 +135,21 @@ def pod_log(options: GlobalOptions, name: str) -> list[str]:
         f"pod {name}, container {container}: {which}",
         *(printable(line[:_LOG_LINE].expandtabs(4)) for line in lines),
     ]
+
+
+def _last_lines(cluster: Cluster, target: Pod, container: str) -> list[str]:
+    """Raises ClusterRefusal, or Unreachable with the node if that does not respond."""
+    try:
+        return list(
+            cluster.log_lines(
+                target.namespace, target.name, container, last=LOG_LINES, max_bytes=_LOG_BYTES
+            )
+        )
+    except (ClusterRefusal, Unreachable) as problem:
+        silence = why_silent(cluster, target.node, "log", problem)
+        if not silence:
+            raise
+        raise Unreachable(f"not read: {silence}") from None
 
 
 def frontend_port(pod: Pod) -> int:
@@ -166,27 +193,73 @@ def cluster_ways(options: GlobalOptions, dynamo_namespace: str | None) -> Iterat
 
 @contextmanager
 def reached(cluster: Cluster, pods: Sequence[Pod], reach: Reach) -> Iterator[Reached]:
-    """A URL for each pod, valid while the context is open. Raises ClusterRefusal.
+    """A URL for each pod, valid while the context is open. Raises ClusterRefusal or Unreachable.
 
-    ``auto`` uses for all pods what works for the first one.
+    ``auto`` uses for all pods what works for the first one. A node that does not respond is asked
+    once: its pods are ``silent``.
     """
-    names = tuple(f"{target.name}.{target.namespace}" for target in pods)
-    graphs = tuple(_graph(target) for target in pods)
-    spaces = tuple(target.labels.get(DYNAMO_NAMESPACE_LABEL, "") for target in pods)
+    direct = reach == "direct" or (reach == "auto" and bool(pods) and _answers(pods[0]))
+    if direct:
+        yield _reached(pods, [_address(target) for target in pods], direct=True)
+        return
     with ExitStack() as open_ways:
-        direct = reach == "direct" or (reach == "auto" and bool(pods) and _answers(pods[0]))
-        if direct:
-            urls = [_address(target) for target in pods]
-            yield Reached(urls, direct=True, names=names, graphs=graphs, spaces=spaces)
-            return
-        ways = (
-            open_ways.enter_context(
-                cluster.forward(target.namespace, target.name, frontend_port(target))
-            )
-            for target in pods
-        )
-        urls = [f"http://{way}" for way in ways]
-        yield Reached(urls, direct=False, names=names, graphs=graphs, spaces=spaces)
+        urls, open_pods = [], []
+        silent_nodes: dict[str, str] = {}
+        silent = {}
+        for target in pods:
+            if target.node not in silent_nodes:
+                try:
+                    way = cluster.forward(target.namespace, target.name, frontend_port(target))
+                    urls.append(f"http://{open_ways.enter_context(way)}")
+                    open_pods.append(target)
+                    continue
+                except (ClusterRefusal, Unreachable) as problem:
+                    silence = why_silent(cluster, target.node, "port-forward", problem)
+                    if not silence:
+                        raise
+                    silent_nodes[target.node] = silence
+            silent[f"{target.name}.{target.namespace}"] = silent_nodes[target.node]
+        yield _reached(open_pods, urls, direct=False, silent=silent)
+
+
+def _reached(
+    pods: Sequence[Pod], urls: list[str], *, direct: bool, silent: Mapping[str, str] = _NONE_SILENT
+) -> Reached:
+    return Reached(
+        urls,
+        direct=direct,
+        names=tuple(f"{target.name}.{target.namespace}" for target in pods),
+        graphs=tuple(_graph(target) for target in pods),
+        spaces=tuple(target.labels.get(DYNAMO_NAMESPACE_LABEL, "") for target in pods),
+        silent=silent,
+    )
+
+
+def why_silent(
+    cluster: Cluster, node: str, request: str, problem: ClusterRefusal | DynctlError
+) -> str:
+    """That a node does not respond to a request, which the API server passes on to its kubelet;
+    empty if something else may be at fault."""
+    if not node:
+        return ""
+    reason = ""
+    if isinstance(problem, ClusterRefusal):
+        if any(words in problem.message for words in _NOT_CONNECTED):
+            reason = problem.message
+    elif isinstance(problem, TimedOut) and _responds(cluster):
+        reason = f"{problem.message.rpartition(': ')[2]}; the API server responds"
+    return f"node {node} does not respond to {request} ({reason})" if reason else ""
+
+
+def _responds(cluster: Cluster) -> bool:
+    """Whether the API server itself responds."""
+    try:
+        cluster.get("/version")
+    except ClusterRefusal:
+        return True
+    except Unreachable:
+        return False
+    return True
 
 
 def _graph(pod: Pod) -> str:

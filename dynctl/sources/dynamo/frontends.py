@@ -28,7 +28,12 @@ from dynctl.serving.dynamo.frontend_traffic import FrontendTraffic
 from dynctl.settings.contexts.tokens import bearer_token
 from dynctl.sources.client import FrontendClient
 from dynctl.sources.dynamo.frontend import DynamoFrontend
-from dynctl.sources.dynamo.frontend_pods import OUT_OF_REACH, Reached, cluster_ways
+from dynctl.sources.dynamo.frontend_pods import (
+    OUT_OF_REACH,
+    Reached,
+    cluster_ways,
+    silence_texts,
+)
 from dynctl.sources.dynamo.router_state import unknown_thresholds
 from dynctl.sources.http import async_client, read_response
 from dynctl.sources.thresholds.replicas import set_on_all
@@ -94,9 +99,19 @@ class ReachedFrontends:
             return ()
         if self.cluster.refused:
             return (f"the cluster's frontends are unknown: {self.cluster.refused}",)
+        sentences = silence_texts(self.cluster.silent)
         if self.cluster.beyond:
-            return (f"{self.cluster.beyond:,} more frontends of the cluster are not read",)
-        return ()
+            sentences.append(f"{self.cluster.beyond:,} more frontends of the cluster are not read")
+        return tuple(sentences)
+
+    def expect_all(self) -> None:
+        """Raise Unreachable where a frontend of the cluster is not reached: a change must arrive
+        at all of them."""
+        if self.cluster is not None and self.cluster.silent:
+            raise Unreachable(
+                "; ".join(silence_texts(self.cluster.silent)),
+                "start the kubelet of the node again, or delete the node",
+            )
 
     def doubts(self) -> list[Doubt]:
         """What is unknown because frontends or workers cannot be reached."""
@@ -108,6 +123,7 @@ class ReachedFrontends:
 
     def set_thresholds(self, model: str, values: ThresholdValues) -> Thresholds:
         """Set on every frontend, or on none: thresholds live in these processes."""
+        self.expect_all()
         if not self.frontends:
             raise no_frontend()
         return set_on_all(self.frontends, model, values)
@@ -188,6 +204,7 @@ class _Polled:
     """One polled frontend. ``problem``: why the last reading of its metrics failed."""
 
     url: str
+    name: str
     metrics: FrontendMetrics | None = None
     problem: str = ""
     thresholds: dict[str, Thresholds] | Unread = field(
@@ -196,14 +213,22 @@ class _Polled:
 
 
 class PolledFrontends:
-    """Frontends that are read again and again. ``timeout``: seconds for a reading of thresholds."""
+    """Frontends that are read again and again. ``timeout``: seconds for a reading of thresholds.
+
+    ``names``: of ``urls``, for messages; empty: the URLs. A port-forward has another address each
+    time.
+    """
 
     def __init__(
-        self, urls: Sequence[str], timeout: float, wall: Callable[[], float] = time.time
+        self,
+        urls: Sequence[str],
+        timeout: float,
+        wall: Callable[[], float] = time.time,
+        names: Sequence[str] = (),
     ) -> None:
         self._timeout = timeout
         self._wall = wall
-        self._all = [_Polled(url) for url in urls]
+        self._all = [_Polled(*names) for names in zip(urls, names or urls, strict=True)]
         self._client = async_client()
         self._metrics_at = 0.0
         self._thresholds_at = 0.0
@@ -246,23 +271,23 @@ class PolledFrontends:
         """The frontends that did not answer the last time: their load is unknown."""
         failed = [polled for polled in self._all if polled.problem]
         return [
-            _load_unknown(f"{polled.url}: {polled.problem}; its load is unknown")
+            _load_unknown(f"{polled.name}: {polled.problem}; its load is unknown")
             for polled in failed
         ]
 
     @property
     def problem(self) -> str:
         """Why no frontend can be read; empty where one can."""
-        failed = [f"{polled.url}: {polled.problem}" for polled in self._all if polled.problem]
+        failed = [f"{polled.name}: {polled.problem}" for polled in self._all if polled.problem]
         return "; ".join(failed) if len(failed) == len(self._all) else ""
 
     def facts(self) -> tuple[FrontendFacts, ...]:
         """The facts for the health checks."""
         return tuple(
-            FrontendFacts(polled.url, Unread(polled.problem))
+            FrontendFacts(polled.name, Unread(polled.problem))
             if polled.problem
             else FrontendFacts(
-                polled.url,
+                polled.name,
                 "dynamo",
                 version=Unread("not read"),
                 models=Unread("not read"),
@@ -285,7 +310,7 @@ class PolledFrontends:
             self.traffic.take(polled.url, read_request_totals(body))
             polled.problem = ""
         except DynctlError as error:
-            polled.problem = error.message
+            polled.problem = with_name(error.message, polled.url, polled.name)
         except WireError as error:
             polled.problem = str(error)
         finally:

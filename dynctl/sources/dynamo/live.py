@@ -120,7 +120,10 @@ class LiveDynamo(LiveSource):
         planes = open_planes(options)
         self.title = planes.title
         self._frontends = PolledFrontends(
-            [frontend.url for frontend in reached.frontends], options.timeout, self._wall
+            [frontend.url for frontend in reached.frontends],
+            options.timeout,
+            self._wall,
+            reached.names,
         )
         self._observer = Observer(
             planes,
@@ -160,17 +163,17 @@ class LiveDynamo(LiveSource):
         if observer.interrupted is None:
             self._discovery_at = now
         workers = self._rows.rows(observer.router, time.monotonic(), self._waiting)
-        urls = tuple(frontend.url for frontend in self._reached.frontends)
-        refused = self._reached.cluster.refused if self._reached.cluster is not None else ""
+        names = self._reached.names
+        unread = self._reached.cluster.unread if self._reached.cluster is not None else ""
         readings = DynamoReadings(
             title=self.title,
             at=self._discovery_at,
             now=now,
             load=load,
-            urls=urls,
+            urls=names,
             metrics=len(metrics),
             thresholds=bool(frontends.thresholds),
-            problem=refused or frontends.problem,
+            problem=unread or frontends.problem,
             replica_sync=replicas_mirror(observer),
             hops=dict(self._decisions.hops),
             log=self._log.name if self._log is not None else None,
@@ -186,7 +189,7 @@ class LiveDynamo(LiveSource):
                 models=observer.deployment.models,
                 mode=_mode(metrics),
                 preset=PRESET,
-                frontends=(len(metrics), len(urls)) if urls else None,
+                frontends=(len(metrics), len(names)) if names else None,
                 queue=sum(metric.pending_requests for metric in metrics) if metrics else None,
                 traffic=UNSET if frontends.traffic.total is None else frontends.traffic.total,
             ),

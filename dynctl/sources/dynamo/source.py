@@ -90,6 +90,7 @@ class DynamoSource:
         """The frontends, each with the workers and the load that it counts. Without a frontend:
         the thresholds in the workers' cards, which cannot be set."""
         with self._reach_frontends() as reached:
+            reached.expect_all()
             reports = WorkerReports(
                 lambda: open_planes(self._options),
                 namespace=namespace(self._options),

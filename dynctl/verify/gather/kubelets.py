@@ -11,16 +11,15 @@ from concurrent.futures import Executor
 from typing import Final, TypeVar
 
 from dynctl.adapters.ports import Cluster, ClusterRefusal
-from dynctl.base.errors import DynctlError, TimedOut, Unreachable
+from dynctl.base.errors import Unreachable
 from dynctl.health.facts import Unread
+from dynctl.sources.dynamo.frontend_pods import why_silent
 from dynctl.verify.chain import WorkerChain
 from dynctl.verify.cluster_facts import PodKey
 from dynctl.verify.gather.permissions import unread
 from dynctl.verify.wording import some
 
 T = TypeVar("T")
-#: What API servers report if they cannot connect to a kubelet.
-_NOT_CONNECTED: Final = ("error dialing backend", "dial tcp")
 _MOST_NAMES: Final = 8
 
 
@@ -73,32 +72,6 @@ class Kubelets:
                 self.silent.setdefault(node, silence)
         names = some(self._workers[node], _MOST_NAMES)
         return Unread(f"{self.silent[node]}: {names} not read")
-
-
-def why_silent(
-    cluster: Cluster, node: str, request: str, problem: ClusterRefusal | DynctlError
-) -> str:
-    """That a node does not respond to a request; empty if something else may be at fault."""
-    if not node:
-        return ""
-    reason = ""
-    if isinstance(problem, ClusterRefusal):
-        if any(words in problem.message for words in _NOT_CONNECTED):
-            reason = problem.message
-    elif isinstance(problem, TimedOut) and _responds(cluster):
-        reason = f"{problem.message.rpartition(': ')[2]}; the API server responds"
-    return f"node {node} does not respond to {request} ({reason})" if reason else ""
-
-
-def _responds(cluster: Cluster) -> bool:
-    """Whether the API server itself responds."""
-    try:
-        cluster.get("/version")
-    except ClusterRefusal:
-        return True
-    except Unreachable:
-        return False
-    return True
 
 
 def _node_name(worker: WorkerChain) -> str:

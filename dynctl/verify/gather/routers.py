@@ -20,7 +20,6 @@ from dynctl.sources.dynamo.frontend import DynamoFrontend
 from dynctl.sources.dynamo.frontend_pods import MOST_FRONTENDS, Reach, Reached, reached
 from dynctl.sources.dynamo.frontends import with_name
 from dynctl.verify.cluster_facts import ProbeAnswer, RouterView
-from dynctl.verify.gather.kubelets import why_silent
 from dynctl.verify.gather.permissions import unread
 from dynctl.verify.join import JoinedFacts
 from dynctl.wire.kubernetes.objects import Pod
@@ -97,12 +96,12 @@ def _query(
         return Unread(f"{place.name}: {silent[node]}")
     try:
         with _way(routers, place, cluster, reaches_kubelet=node not in silent) as way:
+            if not way.urls:
+                (silent[node],) = way.silent.values()
+                return Unread(f"{place.name}: {silent[node]}")
             url = way.urls[0]
             return query(DynamoFrontend(url, routers.timeout))
     except (DynctlError, ClusterRefusal) as problem:
-        if node not in silent and cluster is not None and url == place.name:
-            silence = why_silent(cluster, node, "port-forward", problem)
-            silent |= {node: silence} if silence else {}
         if node in silent:
             return Unread(f"{place.name}: {silent[node]}")
         return _unread(place, url, problem)
