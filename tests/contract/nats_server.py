@@ -50,6 +50,12 @@ class NatsServer:
             await asyncio.to_thread(self._process.wait, PATIENCE)
             self._process = None
 
+    def configure(self, config: str) -> None:
+        """Take another configuration while it runs."""
+        self._config.write_text(config)
+        assert self._process is not None
+        self._process.send_signal(signal.SIGHUP)
+
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
         """Its connections stay, and nothing responds on them."""

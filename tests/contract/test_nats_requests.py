@@ -1,6 +1,7 @@
 """Requests over a real nats-server, with and without a worker at the subject."""
 
 import asyncio
+import contextlib
 import socket
 import time
 from collections.abc import Mapping
@@ -232,6 +233,48 @@ async def test_a_process_that_stood_still_blames_no_worker(tmp_path: Path) -> No
             with pytest.raises(RequestPlaneError, match="did not accept") as caught:
                 await messenger.request("slow", b"", {}, 0.2)
             assert caught.value.kind == "timeout"
+        finally:
+            await messenger.close()
+            await worker.close()
+
+
+@pytest.mark.parametrize(
+    ("permissions", "missing"),
+    [
+        ('publish: {deny: ["worker"]}', "to publish to worker"),
+        ('subscribe: {deny: ["_INBOX.>"]}', r"to subscribe to _INBOX\.>"),
+    ],
+)
+async def test_a_permission_that_is_missing_is_named_and_blames_no_worker(
+    tmp_path: Path, permissions: str, missing: str
+) -> None:
+    def users(permissions: str) -> str:
+        user = f'{{user: "user", password: "user", permissions: {{{permissions}}}}}'
+        return f'authorization {{ users = [{user}, {{user: "w", password: "w"}}] }}'
+
+    async def answer(message: Msg) -> None:
+        await message.respond(b"heard")
+
+    problems: list[str | None] = []
+    async with nats_server(tmp_path, users(permissions)) as server:
+        messenger = NatsMessenger(f"nats://{server.address}", report=problems.append)
+        worker = Client()
+        await worker.connect(f"nats://w:w@{server.address}")
+        await worker.subscribe("worker", cb=answer)
+        await worker.flush()
+        try:
+            for _ in range(2):
+                with pytest.raises(RequestPlaneError, match=missing) as caught:
+                    await asyncio.wait_for(
+                        messenger.request("worker", b"", {}, 3600.0), patience(10)
+                    )
+                assert caught.value.kind == "plane"
+                assert "needs a permission of NATS" in (problems[-1] or "")
+            server.configure(users(""))
+            async with asyncio.timeout(patience(10)):
+                while problems[-1] is not None:
+                    with contextlib.suppress(RequestPlaneError):
+                        await messenger.request("worker", b"", {}, 3600.0)
         finally:
             await messenger.close()
             await worker.close()

@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import itertools
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -49,9 +50,85 @@ _BRIEF_S: Final = 0.3
 #: How long requests wait for a server while none is reachable.
 OUTAGE_S: Final = 8.0
 _LOOK_S: Final = 0.05
+#: The status of the reply where no process listens at a subject.
+_NO_RESPONDERS: Final = "503"
+#: The subjects of replies, as permissions of NATS name them.
+_INBOXES: Final = "_INBOX.>"
 #: What may wait for us on one subject; the server's limit of one message is 1 MiB unless set.
 _PENDING_MESSAGES: Final = 2048
 _PENDING_BYTES: Final = 128 * 1024 * 1024
+
+
+class _Replies:
+    """The requests over one connection. Their replies arrive at one subscription.
+
+    The library's own requests are not used: when the connection ends, or the server refuses their
+    subject, they wait until their time is over.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._inbox = client.new_inbox()
+        self._numbers = itertools.count()
+        self._waiting: dict[str, tuple[str, asyncio.Future[Msg]]] = {}
+        self._subscribed = False
+        self._subscription: Subscription | None = None
+
+    async def request(
+        self, subject: str, body: bytes, headers: dict[str, str] | None, timeout: float
+    ) -> Msg:
+        """Raises the library's errors, TimeoutError, or RequestPlaneError for a lack of
+        permission."""
+        if not self._subscribed:
+            self._subscribed = True
+            self._subscription = await self._client.subscribe(f"{self._inbox}.*", cb=self._take)
+        inbox = f"{self._inbox}.{next(self._numbers)}"
+        reply: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        self._waiting[inbox] = subject, reply
+        try:
+            await self._client.publish(subject, body, inbox, headers)
+            message = await asyncio.wait_for(reply, timeout)
+        finally:
+            del self._waiting[inbox]
+        if message.headers is not None and message.headers.get("Status") == _NO_RESPONDERS:
+            raise NoRespondersError
+        return message
+
+    async def refuse(self, violation: str) -> str | None:
+        """End the requests that cannot succeed. Returns the problem, None without such requests.
+
+        ``violation``: the server's words about a permission that its user does not have.
+        """
+        violation = violation.lower()
+        if self._inbox.lower() in violation:
+            problem = f"needs a permission of NATS: to subscribe to {_INBOXES}"
+            self.end(RequestPlaneError(problem, "plane"))
+            refused, self._subscription, self._subscribed = self._subscription, None, False
+            if refused is not None:
+                await refused.unsubscribe()
+            return problem
+        for subject, reply in list(self._waiting.values()):
+            if f'"{subject.lower()}"' in violation:
+                problem = f"needs a permission of NATS: to publish to {subject}"
+                _fail(reply, RequestPlaneError(problem, "plane"))
+                return problem
+        return None
+
+    def end(self, error: Exception) -> None:
+        """End the wait of all requests: no reply can arrive any more."""
+        for _, reply in list(self._waiting.values()):
+            _fail(reply, error)
+
+    async def _take(self, message: Msg) -> None:
+        waiting = self._waiting.get(message.subject)
+        if waiting is not None and not waiting[1].done():
+            waiting[1].set_result(message)
+
+
+def _fail(reply: asyncio.Future[Msg], error: Exception) -> None:
+    if not reply.done():
+        reply.set_exception(error)
+        reply.exception()  # its request may have been given up meanwhile
 
 
 @dataclass(eq=False, slots=True)
@@ -61,6 +138,7 @@ class _Connection:
 
     client: Client
     server: NatsServer
+    replies: _Replies
     returned_at: float | None
     watch: asyncio.Task[None] | None = None
 
@@ -73,13 +151,7 @@ class _Connection:
         """End the wait of all requests: no reply can arrive any more."""
         if self.watch is not None and self.watch is not asyncio.current_task():
             self.watch.cancel()
-        # The library leaves them until their time is over. A second timer of ours cost each request
-        # a quarter of its time here.
-        replies: Mapping[str, asyncio.Future[Msg]] = getattr(self.client, "_resp_map", {})
-        for reply in list(replies.values()):
-            if not reply.done():
-                reply.set_exception(ConnectionClosedError())
-                reply.exception()  # its request may have been given up meanwhile
+        self.replies.end(ConnectionClosedError())
 
 
 class NatsMessenger:
@@ -143,8 +215,7 @@ class NatsMessenger:
         loop, client = asyncio.get_running_loop(), connection.client
         began = loop.time()
         try:
-            reply = await client.request(subject, body, timeout=timeout, headers=headers)
-            return reply.data
+            reply = await connection.replies.request(subject, body, headers, timeout)
         except NoRespondersError:
             raise
         except MaxPayloadError:
@@ -160,12 +231,15 @@ class NatsMessenger:
                 raise PlaneInterrupted(problem, "plane") from None
             kind = "timeout" if isinstance(error, TimeoutError) else "connect"
             raise RequestPlaneError(f"did not accept the request over NATS: {why}", kind) from None
+        if self._problem is not None:
+            self._say(None)  # a permission that was missing
+        return reply.data
 
     async def listens(self, subject: str, timeout: float) -> bool:
         """Whether a process listens at the subject; also true if that cannot be found out."""
         try:
-            client = await self.connected()
-            await client.request(subject, b"", timeout=timeout)
+            connection = await self._connected()
+            await connection.replies.request(subject, b"", None, timeout)
         except NoRespondersError:
             return False
         except (RequestPlaneError, NatsError, OSError, TimeoutError):
@@ -234,10 +308,11 @@ class NatsMessenger:
         problems = []
         for server in self._servers:
             client = Client()
+            replies = _Replies(client)
             heard: list[str] = []
             try:
                 async with asyncio.timeout(_DIAL_S):
-                    await self._dial(client, server, heard)
+                    await self._dial(client, server, replies, heard)
             except Exception as error:  # also any error of a key or a certificate
                 # The library hides the reason behind "no servers available".
                 known = heard[-1] if heard and isinstance(error, NoServersError) else ""
@@ -245,7 +320,7 @@ class NatsMessenger:
                 await hang_up(client)
                 continue
             now = asyncio.get_running_loop().time()
-            connection = _Connection(client, server, now if self._was_lost else None)
+            connection = _Connection(client, server, replies, now if self._was_lost else None)
             connection.watch = asyncio.create_task(self._watch(connection), name="nats-watch")
             self._connection = connection
             self._open.set()
@@ -306,7 +381,9 @@ class NatsMessenger:
             self._problem = problem
             self._report(problem)
 
-    async def _dial(self, client: Client, server: NatsServer, reasons: list[str]) -> None:
+    async def _dial(
+        self, client: Client, server: NatsServer, replies: _Replies, reasons: list[str]
+    ) -> None:
         """Connect; ``reasons`` keeps the last error that the library reported."""
 
         async def heard(error: Exception) -> None:
@@ -314,6 +391,10 @@ class NatsMessenger:
             reason = reason_of(error, _DIAL_S)
             reasons[:] = [reason]
             self._heard(reason)
+            if "permissions violation" in reason.lower():
+                problem = await replies.refuse(reason)
+                if problem is not None:
+                    self._say(problem)
 
         async def closed() -> None:
             connection = self._connection
