@@ -25,9 +25,9 @@ class MemoryRegistrar:
     def title(self) -> str:
         return self._discovery.title
 
-    async def grant(self) -> "MemoryLease":
-        lease = MemoryLease(self._discovery, self._next, self._leases.discard)
-        self._next += 1
+    async def grant(self, instance_id: int | None = None) -> "MemoryLease":
+        lease = MemoryLease(self._discovery, instance_id or self._next, self._leases.discard)
+        self._next += not instance_id
         self._leases.add(lease)
         return lease
 

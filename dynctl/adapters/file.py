@@ -155,9 +155,10 @@ class FileRegistrar:
         except OSError as error:
             raise _unwritable(self._root, error) from error
 
-    async def grant(self) -> "FileLease":
+    async def grant(self, instance_id: int | None = None) -> "FileLease":
         await asyncio.to_thread(self.create)
-        lease = FileLease(self._root, self._ttl_s, self._leases.discard)
+        lease_id = instance_id or secrets.randbits(63) | 1
+        lease = FileLease(lease_id, self._root, self._ttl_s, self._leases.discard)
         self._leases.add(lease)
         return lease
 
@@ -168,8 +169,10 @@ class FileRegistrar:
 class FileLease:
     """The files of one instance, with what keeps them alive."""
 
-    def __init__(self, root: Path, ttl_s: float, ended: "Callable[[FileLease], None]") -> None:
-        self.id = secrets.randbits(63) | 1
+    def __init__(
+        self, id: int, root: Path, ttl_s: float, ended: "Callable[[FileLease], None]"
+    ) -> None:
+        self.id = id
         self.lost = asyncio.Event()
         self.trouble = ""
         self._root = root

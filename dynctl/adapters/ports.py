@@ -238,8 +238,12 @@ class Registrar(Protocol):
         """The backend and its address for display, without credentials."""
         ...
 
-    async def grant(self) -> Lease:
-        """A new lease, kept alive until it is closed. Raises dynctl.base.errors.Unreachable."""
+    async def grant(self, instance_id: int | None = None) -> Lease:
+        """A new lease, kept alive until it is closed. Raises dynctl.base.errors.Unreachable.
+
+        ``instance_id``: the id of a lease that was lost; the new one has it again, unless another
+        lease has it by now.
+        """
         ...
 
     async def close(self) -> None:

@@ -6,6 +6,7 @@ Written and looked at through etcd's JSON gateway, with plain httpx and nothing 
 import base64
 import importlib.util
 import signal
+import ssl
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -28,25 +29,36 @@ def etcd_binary() -> Path:
 
 
 class EtcdServer:
-    """One member. ``certificate``: a PEM that is authority, certificate and client certificate
-    at once, and its key. :func:`etcd_cluster` makes several that belong together."""
+    """One member. ``certificate``: a certificate for it and for clients, and its key;
+    ``authority``: who issued it, else it is its own. :func:`etcd_cluster` makes several that
+    belong together."""
 
-    def __init__(self, folder: Path, certificate: tuple[Path, Path] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        certificate: tuple[Path, Path] | None = None,
+        authority: Path | None = None,
+    ) -> None:
         self._folder = folder
         self.name = folder.name
         self.cluster: Sequence[EtcdServer] = (self,)
-        self._certificate = certificate
         self._process: subprocess.Popen[bytes] | None = None
         self._headers: dict[str, str] = {}
         self.port = free_port()
         self.peer = f"http://127.0.0.1:{free_port()}"
         scheme = "http" if certificate is None else "https"
         self.url = f"{scheme}://127.0.0.1:{self.port}"
+        self.http = httpx.Client()
+        self.use(certificate, authority)
+
+    def use(self, certificate: tuple[Path, Path] | None, authority: Path | None = None) -> None:
+        """Have this certificate from the next start on."""
+        self.http.close()
+        self._certificate = certificate
         options: dict[str, Any] = {}
         if certificate is not None:
-            import ssl
-
-            context = ssl.create_default_context(cafile=str(certificate[0]))
+            self._authority = authority or certificate[0]
+            context = ssl.create_default_context(cafile=str(self._authority))
             context.load_cert_chain(*certificate)
             options["verify"] = context
         self.http = httpx.Client(
@@ -73,7 +85,7 @@ class EtcdServer:
         if self._certificate is not None:
             certificate, key = map(str, self._certificate)
             command += ["--cert-file", certificate, "--key-file", key]
-            command += ["--trusted-ca-file", certificate, "--client-cert-auth"]
+            command += ["--trusted-ca-file", str(self._authority), "--client-cert-auth"]
         self._folder.mkdir(parents=True, exist_ok=True)
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)

@@ -1,6 +1,7 @@
 """The etcd client against real servers that die, want a password, or speak TLS."""
 
 import asyncio
+import shutil
 import socket
 import time
 from collections.abc import AsyncGenerator, Iterator
@@ -12,9 +13,10 @@ import pytest
 
 from dynctl.adapters.etcd import discovery as discovery_etcd
 from dynctl.adapters.etcd.grpc import Etcd3Discovery
+from dynctl.adapters.etcd.registration import registrar_of
 from dynctl.adapters.ports import Deleted, DiscoveryChange, DiscoveryEntry, Interrupted, Listed, Put
-from dynctl.base.errors import Unreachable, UsageProblem
-from tests.contract.certificates import own_certificate
+from dynctl.base.errors import AccessDenied, Unreachable, UsageProblem
+from tests.contract.certificates import Authority, own_certificate
 from tests.contract.etcd_server import EtcdServer
 from tests.ports import free_port
 from tests.waiting import patience
@@ -344,6 +346,85 @@ async def test_a_server_that_we_do_not_trust(tls_server: EtcdServer):
     with pytest.raises(Unreachable) as caught:
         await asyncio.wait_for(discovery.list(), patience(5))
     assert "ETCD_AUTH_CA" in caught.value.hint
+    await discovery.close()
+
+
+async def test_certificates_are_read_again_for_each_connection(tmp_path: Path):
+    """Also where all of them are replaced: of the authority, of the server and of the client."""
+    for folder in ("first", "second", "used"):
+        (tmp_path / folder).mkdir()
+    first, second = Authority(tmp_path / "first"), Authority(tmp_path / "second")
+    used = tmp_path / "used"
+
+    def mount(authority: Authority) -> None:
+        certificate, key = authority.issue("client")
+        for source, name in ((authority.file, "ca"), (certificate, "cert"), (key, "key")):
+            shutil.copy(source, used / name)
+
+    mount(first)
+    with closing(EtcdServer(tmp_path / "etcd", first.issue("server"), first.file)) as server:
+        await asyncio.to_thread(server.start)
+        server.put(ENTRY.key, ENTRY.value)
+        ca, cert, key = (str(used / name) for name in ("ca", "cert", "key"))
+        discovery = Etcd3Discovery([server.url], ca=ca, cert=cert, key=key)
+        changes = discovery.watch()
+        assert await following(changes) == Listed((ENTRY,))
+        server.kill()
+        server.use(second.issue("server"), second.file)
+        await asyncio.to_thread(server.start)
+        assert isinstance(await following(changes), Interrupted)
+        with pytest.raises(Unreachable, match="its certificate is not trusted: ") as caught:
+            await discovery.list()
+        assert f"ETCD_AUTH_CA ({ca})" in caught.value.hint
+        (used / "key").unlink()
+        with pytest.raises(Unreachable, match=f"ETCD_AUTH_CLIENT_KEY: cannot read {key}"):
+            await discovery.list()
+        mount(second)
+        assert await following(changes) == Listed((ENTRY,))
+        await changes.aclose()
+        await discovery.close()
+
+
+@pytest.mark.parametrize("client", ["none", "expired", "foreign"])
+async def test_a_client_certificate_that_the_server_refuses(tmp_path: Path, client: str):
+    authority = Authority(tmp_path)
+    given: dict[str, str] = {}
+    if client != "none":
+        issuer = authority if client == "expired" else Authority(tmp_path, "other")
+        paths = issuer.issue("client", expired=client == "expired")
+        given = dict(zip(("cert", "key"), map(str, paths), strict=True))
+    with closing(
+        EtcdServer(tmp_path / "etcd", authority.issue("server"), authority.file)
+    ) as server:
+        await asyncio.to_thread(server.start)
+        discovery = Etcd3Discovery([server.url], ca=str(authority.file), **given)
+        with pytest.raises(Unreachable, match="does not accept the client certificate") as caught:
+            await discovery.list()
+        assert given.get("cert", "(not set)") in caught.value.hint
+        await discovery.close()
+
+
+async def test_an_expired_certificate_of_the_server(tmp_path: Path):
+    authority = Authority(tmp_path)
+    expired, good = authority.issue("expired", expired=True), authority.issue("good")
+    with closing(EtcdServer(tmp_path / "etcd", good, authority.file)) as server:
+        await asyncio.to_thread(server.start)
+        # It reads its files again for each connection.
+        for source, target in zip(expired, good, strict=True):
+            shutil.copy(source, target)
+        discovery = Etcd3Discovery([server.url], ca=str(authority.file))
+        with pytest.raises(Unreachable, match="not trusted: certificate has expired"):
+            await discovery.list()
+        await discovery.close()
+
+
+async def test_a_user_that_may_only_read_cannot_register(locked_server: EtcdServer):
+    discovery = Etcd3Discovery([locked_server.url], user="observer", password="s3cret-p4ss")
+    lease = await registrar_of(discovery).grant()
+    with pytest.raises(AccessDenied, match=f"must not write {ENTRY.key}: .*permission") as caught:
+        await lease.put(ENTRY.key, b"other")
+    assert "grant-permission" in caught.value.hint
+    await lease.close()
     await discovery.close()
 
 

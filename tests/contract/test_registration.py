@@ -123,7 +123,7 @@ async def test_a_lease_that_the_plane_drops_is_noticed(rig: Rig):
         await lease.put(KEY, b"1")
 
 
-async def test_a_lost_lease_is_reported_and_registered_again_under_another_id(rig: Rig):
+async def test_a_lost_lease_is_reported_and_registered_again_under_its_id(rig: Rig):
     reported: list[str | None] = []
     registration = Registration(
         rig.registrar,
@@ -137,10 +137,8 @@ async def test_a_lost_lease_is_reported_and_registered_again_under_another_id(ri
     assert lease is not None
     await rig.lose(lease)
     await until(lambda: registration.losses == 1 and registration.instance_id is not None)
-    second = registration.instance_id
-    assert second is not None
-    assert second != first
-    assert await rig.entries() == {f"v1/instances/ns/c/e/{second:x}": b"%d" % second}
+    assert registration.instance_id == first
+    assert await rig.entries() == {f"v1/instances/ns/c/e/{first:x}": b"%d" % first}
     await until(lambda: registration.problem is None)
     assert any(f"{first:x} was lost" in (problem or "") for problem in reported)
     assert reported[-1] is None
@@ -181,6 +179,42 @@ async def test_an_etcd_that_is_gone_for_a_while_does_not_lose_the_lease(tmp_path
         await until(lambda: registration.problem is None, 20)
         assert registration.instance_id == first
         assert [entry.key for entry in (await discovery.list()).entries] == [KEY]
+    finally:
+        await registration.close()
+        await discovery.close()
+        server.close()
+
+
+async def test_an_id_that_another_lease_has_is_not_taken(etcd: EtcdServer):
+    discovery = Etcd3Discovery([etcd.url])
+    first, second = (registrar_of(discovery, ttl_s=TTL_S) for _ in range(2))
+    lease = await first.grant()
+    other = await second.grant(lease.id)
+    assert other.id != lease.id
+    await first.close()
+    await second.close()
+    await discovery.close()
+
+
+async def test_entries_that_a_restored_etcd_lacks_are_written_again(tmp_path: Path):
+    server = EtcdServer(tmp_path / "etcd")
+    server.start()
+    discovery = Etcd3Discovery([server.url])
+    registration = Registration(
+        registrar_of(discovery, ttl_s=TTL_S), lambda id: [(KEY, b"1"), (CARD, b"2")]
+    )
+    try:
+        await registration.start()
+        server.kill()
+        await asyncio.to_thread(server.start)
+        server.delete(KEY)
+        server.put(CARD, b"older", lease=registration.instance_id or 0)
+        async with asyncio.timeout(patience(10)):
+            while True:
+                entries = (await discovery.list()).entries
+                if {entry.key: entry.value for entry in entries} == {KEY: b"1", CARD: b"2"}:
+                    break
+        assert registration.losses == 0
     finally:
         await registration.close()
         await discovery.close()

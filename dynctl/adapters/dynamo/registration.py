@@ -3,7 +3,7 @@
 ``Registration(registrar, entries, report)``: ``entries(instance_id)`` gives what is registered
 (encode_entry makes the pairs). Call ``start()`` to register, ``update()`` when the entries changed,
 ``withdraw()`` to deregister at once. A lost lease is reported, and the entries are registered again
-under a new instance id.
+under the same instance id, so that others see one process that was away.
 """
 
 import asyncio
@@ -57,6 +57,7 @@ class Registration:
         self._registered = False
         self._problem: str | None = None
         self._task: asyncio.Task[None] | None = None
+        self._lost_id: int | None = None
         #: Leases that were lost since the start.
         self.losses = 0
 
@@ -90,7 +91,7 @@ class Registration:
         if task is not None:
             await end_tasks([task])
         self._registered = False
-        lease, self._lease = self._lease, None
+        lease, self._lease, self._lost_id = self._lease, None, None
         self._written = {}
         self._say(None)
         if lease is not None:
@@ -103,7 +104,7 @@ class Registration:
 
     async def _register(self) -> int:
         if self._lease is None:
-            self._lease = await self._registrar.grant()
+            self._lease = await self._registrar.grant(self._lost_id)
             self._written = {}
         await self._write(self._lease)
         self._registered = True
@@ -131,7 +132,7 @@ class Registration:
             if lease is not None and lease.lost.is_set():
                 self.losses += 1
                 self._registered = False
-                self._lease = None
+                self._lease, self._lost_id = None, lease.id
                 self._say(f"the lease {lease.id:x} was lost; registering again")
                 _log.warning("the lease %x in %s was lost", lease.id, self._registrar.title)
                 await lease.close()

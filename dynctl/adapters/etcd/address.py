@@ -42,37 +42,59 @@ class EtcdEndpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class EtcdAccess:
-    """The members of one etcd, and our credentials. ``ca``, ``cert`` and ``key`` are PEM."""
+class Certificates:
+    """The PEM of our authority, our certificate and its key."""
 
-    endpoints: tuple[EtcdEndpoint, ...]
-    user: str | None = None
-    password: str | None = field(default=None, repr=False)
     ca: bytes | None = field(default=None, repr=False)
     cert: bytes | None = field(default=None, repr=False)
     key: bytes | None = field(default=None, repr=False)
 
+
+@dataclass(frozen=True, slots=True)
+class EtcdAccess:
+    """The members of one etcd, and our credentials. ``ca``, ``cert`` and ``key`` are paths of PEM
+    files, or the PEM text itself."""
+
+    endpoints: tuple[EtcdEndpoint, ...]
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    ca: str | None = field(default=None, repr=False)
+    cert: str | None = field(default=None, repr=False)
+    key: str | None = field(default=None, repr=False)
+
     def __str__(self) -> str:
         return ", ".join(map(str, self.endpoints))
 
-    def check_certificates(self) -> None:
-        """Load them with Python's TLS: gRPC does not report an invalid one, it fails to connect.
-
-        Raises UsageProblem.
-        """
+    def certificates(self) -> Certificates:
+        """Read the files, which may have changed since the last connection. Raises UsageProblem."""
+        read = Certificates(
+            _pem(self.ca, "ETCD_AUTH_CA"),
+            _pem(self.cert, "ETCD_AUTH_CLIENT_CERT"),
+            _pem(self.key, "ETCD_AUTH_CLIENT_KEY"),
+        )
+        # gRPC does not report an invalid certificate, it fails to connect.
         try:
-            context = ssl.create_default_context(cadata=self.ca.decode() if self.ca else None)
-            if self.cert and self.key:
+            context = ssl.create_default_context(cadata=read.ca.decode() if read.ca else None)
+            if read.cert and read.key:
                 # The ssl module reads certificates only from files.
                 with tempfile.NamedTemporaryFile(suffix=".pem") as file:
-                    file.write(self.key + b"\n" + self.cert)
+                    file.write(read.key + b"\n" + read.cert)
                     file.flush()
                     context.load_cert_chain(file.name)
         except (ssl.SSLError, ValueError) as error:
             raise UsageProblem(
-                f"invalid certificates for etcd: {error}",
-                "Check ETCD_AUTH_CA, ETCD_AUTH_CLIENT_CERT and ETCD_AUTH_CLIENT_KEY.",
+                f"invalid certificates for etcd: {error}", f"Check {self.certificate_files()}."
             ) from error
+        return read
+
+    def certificate_files(self) -> str:
+        """The variables of the certificates, each with its file."""
+        given = {
+            "ETCD_AUTH_CA": self.ca,
+            "ETCD_AUTH_CLIENT_CERT": self.cert,
+            "ETCD_AUTH_CLIENT_KEY": self.key,
+        }
+        return ", ".join(map(_with_file, given, given.values()))
 
 
 def etcd_access(
@@ -102,12 +124,12 @@ def etcd_access(
         members,
         user or None,
         password or None,
-        _pem(ca, "ETCD_AUTH_CA"),
-        _pem(cert, "ETCD_AUTH_CLIENT_CERT"),
-        _pem(key, "ETCD_AUTH_CLIENT_KEY"),
+        ca or None,
+        cert or None,
+        key or None,
     )
     if tls:
-        access.check_certificates()
+        access.certificates()
     return access
 
 
@@ -154,10 +176,20 @@ def _endpoint(text: str, tls: bool) -> EtcdEndpoint:
     return EtcdEndpoint(host, port or _PORT, scheme.lower() == "https")
 
 
+def _with_file(variable: str, value: str | None) -> str:
+    if not value:
+        return f"{variable} (not set)"
+    return variable if _is_pem(value) else f"{variable} ({value})"
+
+
+def _is_pem(value: str) -> bool:
+    return value.lstrip().startswith("-----BEGIN")
+
+
 def _pem(value: str | None, name: str) -> bytes | None:
     if not value:
         return None
-    if value.lstrip().startswith("-----BEGIN"):
+    if _is_pem(value):
         return value.encode()
     try:
         content = read_file(value, _MAX_PEM_BYTES)[:_MAX_PEM_BYTES]

@@ -25,10 +25,11 @@ _FIRST_PAUSE_S: Final = 0.2
 _LONGEST_PAUSE_S: Final = 2.0
 _HINT: Final = "Is etcd up? Its address: --etcd-endpoints or ETCD_ENDPOINTS."
 _AUTH_HINT: Final = "Set ETCD_AUTH_USERNAME and ETCD_AUTH_PASSWORD."
-_TLS_HINT: Final = (
-    "ETCD_AUTH_CA, ETCD_AUTH_CLIENT_CERT and ETCD_AUTH_CLIENT_KEY set the certificates."
+CERTIFICATE_REFUSED: Final = (
+    "it does not accept the client certificate: none, expired, or of another authority"
 )
-_AUTH_WORDS: Final = ("user name", "authentication failed", "auth token", "permission denied")
+_AUTH_WORDS: Final = ("user name", "authentication failed", "auth token")
+_FORBIDDEN: Final = "permission denied"
 
 
 class EtcdFailure(Exception):
@@ -43,6 +44,10 @@ class EtcdNoLease(EtcdFailure):
     """The lease does not exist, or no longer."""
 
 
+class EtcdLeaseExists(EtcdFailure):
+    """A lease with the requested id exists."""
+
+
 class EtcdTooLarge(EtcdFailure):
     """A response exceeds the message limit: request fewer keys."""
 
@@ -54,6 +59,16 @@ class Page:
     entries: Sequence[tuple[bytes, bytes]]
     revision: int
     more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KeptAlive:
+    """The response to a keep-alive: the seconds that the lease lives from now on (0: it does not
+    exist), and the term and revision of the member."""
+
+    seconds: int
+    term: int = 0
+    revision: int = 0
 
 
 class EtcdSession(Protocol):
@@ -78,12 +93,13 @@ class EtcdSession(Protocol):
 class EtcdWriter(EtcdSession, Protocol):
     """A session that writes too, under leases."""
 
-    async def grant(self, ttl_s: int, timeout: float) -> int:
-        """The id of a new lease. Raises EtcdFailure."""
+    async def grant(self, lease: int, ttl_s: int, timeout: float) -> int:
+        """The id of a new lease: ``lease``, or of etcd's choice if it is 0. Raises EtcdFailure,
+        EtcdLeaseExists if another lease has this id."""
         ...
 
-    async def keep_alive(self, lease: int, timeout: float) -> int:
-        """The seconds that the lease lives from now on, 0 without one. Raises EtcdFailure."""
+    async def keep_alive(self, lease: int, timeout: float) -> KeptAlive:
+        """Raises EtcdFailure."""
         ...
 
     async def revoke(self, lease: int, timeout: float) -> None:
@@ -117,6 +133,7 @@ class EtcdDiscovery:
         self.access = access
         self._prefix = prefix
         self._end = range_end(prefix)
+        self._action = f"read {key_of(prefix)}"
         self.connect = connect
         self._title = title
         #: Seconds for all endpoints together until the first page; a caller may lower it.
@@ -139,7 +156,7 @@ class EtcdDiscovery:
         try:
             session, entries, _ = await self._reach()
         except EtcdFailure as failure:
-            unreachable = unreachable_error(self.access, failure)
+            unreachable = unreachable_error(self.access, failure, self._action)
             # The client's own timeout ends a little earlier than ours.
             if self.reach_s < REACH_S and loop.time() - started >= 0.8 * self.reach_s:
                 raise TimedOut(unreachable.message, unreachable.hint) from failure
@@ -156,7 +173,9 @@ class EtcdDiscovery:
             except EtcdFailure as failure:
                 if not interrupted and not self._closed.is_set():
                     interrupted = True
-                    yield Interrupted(str(failure))
+                    forbidden = _FORBIDDEN in str(failure)
+                    problem = unreachable_error(self.access, failure, self._action).message
+                    yield Interrupted(problem if forbidden else str(failure))
                 await self._pause(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
                 continue
@@ -266,14 +285,20 @@ class EtcdDiscovery:
             return
 
 
-def unreachable_error(access: EtcdAccess, failure: EtcdFailure) -> Unreachable:
-    """The error for users when no member answers as expected."""
+def unreachable_error(access: EtcdAccess, failure: EtcdFailure, action: str) -> Unreachable:
+    """The error for users when no member answers as expected. ``action``: ``read PREFIX``."""
     said = str(failure)
     hint = _HINT
+    if _FORBIDDEN in said:
+        return AccessDenied(
+            f"the user of ETCD_AUTH_USERNAME must not {action}: {said}",
+            f"Let a role of this user {action} (etcdctl role grant-permission --prefix), or set "
+            "ETCD_AUTH_USERNAME and ETCD_AUTH_PASSWORD to another user.",
+        )
     if any(word in said for word in _AUTH_WORDS):
         return AccessDenied(f"etcd is not reachable at {said}", _AUTH_HINT)
     if any(member.tls for member in access.endpoints):
-        hint = f"{_HINT} {_TLS_HINT}"
+        hint = f"{_HINT} The certificates: {access.certificate_files()}."
     return Unreachable(f"etcd is not reachable at {said}", hint)
 
 

@@ -14,18 +14,27 @@ from typing import Any, Final, TypeVar
 
 from dynctl.adapters.etcd.address import EtcdAccess, EtcdEndpoint, etcd_access, system_roots
 from dynctl.adapters.etcd.discovery import (
+    CERTIFICATE_REFUSED,
     EtcdCompacted,
     EtcdDiscovery,
     EtcdFailure,
+    EtcdLeaseExists,
     EtcdNoLease,
     EtcdTooLarge,
+    KeptAlive,
     Page,
     key_of,
     one_line,
 )
 from dynctl.adapters.etcd.shim import Etcd3Unusable, load_etcdrpc
 from dynctl.adapters.ports import Deleted, DiscoveryEntry, Put
-from dynctl.base.errors import NO_RESPONSE, UNKNOWN_HOST, known_network_reason
+from dynctl.base.errors import (
+    NO_RESPONSE,
+    UNKNOWN_HOST,
+    UNTRUSTED,
+    UsageProblem,
+    known_network_reason,
+)
 from dynctl.wire.dynamo.discovery import PREFIX
 
 _Result = TypeVar("_Result")
@@ -45,6 +54,8 @@ _OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
 )
 _ADDRESS: Final = re.compile(r"^(?:[A-Z_]+: )?ipv[46]:\S+: ")
+_DISTRUST: Final = re.compile(r"CERTIFICATE_VERIFY_FAILED: ([\w ]+)")
+_REFUSED_CERTIFICATE: Final = re.compile(r"SSLV3_ALERT_\w*CERTIFICATE|TLSV1_ALERT_UNKNOWN_CA")
 # A watch at a member that lost its cluster ends instead of staying silent.
 _REQUIRE_LEADER: Final = ("hasleader", "true")
 
@@ -125,12 +136,13 @@ class _GrpcSession:
             self._released.set()
             call.cancel()
 
-    async def grant(self, ttl_s: int, timeout: float) -> int:
+    async def grant(self, lease: int, ttl_s: int, timeout: float) -> int:
         call = self._rpc.LeaseStub(self._channel).LeaseGrant
-        answer = await self._unary(call, self._rpc.LeaseGrantRequest(TTL=ttl_s), timeout)
+        request = self._rpc.LeaseGrantRequest(TTL=ttl_s, ID=lease)
+        answer = await self._unary(call, request, timeout)
         return int(answer.ID)
 
-    async def keep_alive(self, lease: int, timeout: float) -> int:
+    async def keep_alive(self, lease: int, timeout: float) -> KeptAlive:
         return await self._blocking(self._keep_alive, lease, timeout)
 
     async def revoke(self, lease: int, timeout: float) -> None:
@@ -150,14 +162,15 @@ class _GrpcSession:
             partial(call, request, timeout=timeout, metadata=self._metadata)
         )
 
-    def _keep_alive(self, lease: int, timeout: float) -> int:
+    def _keep_alive(self, lease: int, timeout: float) -> KeptAlive:
         """One message of the stream, then its end. Runs in the thread."""
         request = self._rpc.LeaseKeepAliveRequest(ID=lease)
         call = self._rpc.LeaseStub(self._channel).LeaseKeepAlive(
             iter([request]), timeout=timeout, metadata=self._metadata
         )
         try:
-            return int(next(call).TTL)
+            answer = next(call)
+            return KeptAlive(answer.TTL, answer.header.raft_term, answer.header.revision)
         except StopIteration:
             raise EtcdFailure("no response to a keep-alive") from None
         finally:
@@ -193,9 +206,11 @@ class _GrpcSession:
 
         access, address = self._access, self._endpoint.authority
         if self._endpoint.tls:
-            credentials = grpc.ssl_channel_credentials(
-                access.ca or system_roots(), access.key, access.cert
-            )
+            try:
+                pem = access.certificates()
+            except UsageProblem as error:
+                raise EtcdFailure(f"{error.message}. {error.hint}") from error
+            credentials = grpc.ssl_channel_credentials(pem.ca or system_roots(), pem.key, pem.cert)
             channel = grpc.secure_channel(address, credentials, options=_OPTIONS)
         else:
             channel = grpc.insecure_channel(address, options=_OPTIONS)
@@ -251,15 +266,22 @@ def _call(function: Callable[..., _Result], *arguments: Any) -> _Result:
 
 
 def _failure(error: Any) -> EtcdFailure:
-    details = one_line(error.details() or "")
+    full = error.details() or ""
+    details = one_line(full)
     if "compacted" in details:
         return EtcdCompacted(details)
+    if "lease already exists" in details:
+        return EtcdLeaseExists(details)
     if "requested lease not found" in details:
         return EtcdNoLease(details)
     if error.code().name == "RESOURCE_EXHAUSTED" and "message larger than" in details:
         return EtcdTooLarge(details)
     if error.code().name == "DEADLINE_EXCEEDED":
         return EtcdFailure(NO_RESPONSE)
+    if (distrust := _DISTRUST.search(full)) is not None:
+        return EtcdFailure(f"{UNTRUSTED}: {distrust[1]}")
+    if _REFUSED_CERTIFICATE.search(full) is not None:
+        return EtcdFailure(CERTIFICATE_REFUSED)
     # "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: what happened"
     text = _ADDRESS.sub("", details.rpartition("last error: ")[2])
     if "DNS resolution failed" in details or "errors resolving" in details:

@@ -15,8 +15,10 @@ from dynctl.adapters.etcd.address import EtcdAccess, EtcdEndpoint
 from dynctl.adapters.etcd.discovery import (
     EtcdDiscovery,
     EtcdFailure,
+    EtcdLeaseExists,
     EtcdNoLease,
     EtcdWriter,
+    KeptAlive,
     unreachable_error,
 )
 from dynctl.base.errors import Unreachable
@@ -53,10 +55,12 @@ class EtcdRegistrar:
     def title(self) -> str:
         return self._title
 
-    async def grant(self) -> "EtcdLease":
+    async def grant(self, instance_id: int | None = None) -> "EtcdLease":
         members = _Members(self._access, self._connect)
         try:
-            lease_id = await members.call(lambda session: session.grant(self._ttl_s, _CALL_S))
+            lease_id = await members.call(
+                partial(_grant, instance_id or 0, self._ttl_s), "take a lease"
+            )
         except BaseException:
             await members.close()
             raise
@@ -88,6 +92,8 @@ class EtcdLease:
         self._ttl_s = ttl_s
         self._ended = ended
         self._closed = False
+        #: What is registered.
+        self._entries: dict[str, bytes] = {}
         self._keeping = asyncio.create_task(self._keep(), name="etcd-lease")
 
     async def put(self, key: str, value: bytes) -> None:
@@ -95,14 +101,18 @@ class EtcdLease:
             raise ValueError(f"{key}: {len(value):,} bytes are over {MAX_VALUE_BYTES:,}")
         try:
             await self._members.call(
-                lambda session: session.put(key.encode(), value, self.id, _CALL_S)
+                lambda session: session.put(key.encode(), value, self.id, _CALL_S), f"write {key}"
             )
         except _NoLease as error:
             self.lost.set()
             raise Unreachable(f"the lease {self.id:x} in etcd ended") from error
+        self._entries[key] = value
 
     async def delete(self, key: str) -> None:
-        await self._members.call(lambda session: session.delete(key.encode(), _CALL_S))
+        self._entries.pop(key, None)
+        await self._members.call(
+            lambda session: session.delete(key.encode(), _CALL_S), f"delete {key}"
+        )
 
     async def close(self) -> None:
         if self._closed:
@@ -112,31 +122,58 @@ class EtcdLease:
         if not self.lost.is_set():
             with suppress(Unreachable, _NoLease, TimeoutError):
                 async with asyncio.timeout(_CLOSE_S):
-                    await self._members.call(lambda session: session.revoke(self.id, _CALL_S))
+                    await self._members.call(
+                        lambda session: session.revoke(self.id, _CALL_S), "end its lease"
+                    )
         await self._members.close()
         self._ended(self)
 
     async def _keep(self) -> None:
         call = partial(_keep_alive, self.id)
+        known: KeptAlive | None = None
         while True:
             pause = self._ttl_s / 3 if not self.trouble else min(1.0, self._ttl_s / 10)
             await asyncio.sleep(pause * random.uniform(0.8, 1.0))
             try:
-                left = await self._members.call(call)
+                kept = await self._members.call(call, "keep its lease")
+                if kept.seconds > 0 and _may_be_restored(known, kept):
+                    for key in list(self._entries):
+                        await self._members.call(partial(self._put_missing, key), f"write {key}")
             except Unreachable as error:
                 self.trouble = error.message
                 continue
-            self.trouble = ""
-            if left <= 0:
+            except _NoLease:
+                kept = KeptAlive(0)
+            known, self.trouble = kept, ""
+            if kept.seconds <= 0:
                 self.lost.set()
                 return
 
+    async def _put_missing(self, key: str, session: EtcdWriter) -> None:
+        """Write an entry that etcd lacks: its data may have been restored from an older copy."""
+        raw, value = key.encode(), self._entries.get(key)
+        page = await session.page(raw, raw + b"\0", 1, 0, _CALL_S)
+        if value is not None and [value] != [stored for _, stored in page.entries]:
+            await session.put(raw, value, self.id, _CALL_S)
 
-async def _keep_alive(lease: int, session: EtcdWriter) -> int:
+
+async def _grant(lease: int, ttl_s: int, session: EtcdWriter) -> int:
+    try:
+        return await session.grant(lease, ttl_s, _CALL_S)
+    except EtcdLeaseExists:
+        return await session.grant(0, ttl_s, _CALL_S)
+
+
+def _may_be_restored(known: KeptAlive | None, kept: KeptAlive) -> bool:
+    """Whether the data may be of an older copy: after an election, or if its revision is lower."""
+    return known is None or kept.term != known.term or kept.revision < known.revision
+
+
+async def _keep_alive(lease: int, session: EtcdWriter) -> KeptAlive:
     try:
         return await session.keep_alive(lease, _CALL_S)
     except EtcdNoLease:
-        return 0
+        return KeptAlive(0)
 
 
 class _NoLease(Exception):
@@ -153,8 +190,9 @@ class _Members:
         self._member = 0
         self._turn = asyncio.Lock()
 
-    async def call(self, call: Callable[[EtcdWriter], Awaitable[_Result]]) -> _Result:
-        """The result of the first member that gives one; raises Unreachable, or _NoLease."""
+    async def call(self, call: Callable[[EtcdWriter], Awaitable[_Result]], action: str) -> _Result:
+        """The result of the first member that gives one; raises Unreachable with the ``action``,
+        or _NoLease."""
         async with self._turn:
             said: list[str] = []
             while len(said) < len(self._access.endpoints):
@@ -176,7 +214,7 @@ class _Members:
                 if not reused:  # else an expired token or a closed connection: once again
                     said.append(f"{member}: {problem}")
                     self._member = (self._member + 1) % len(self._access.endpoints)
-            raise unreachable_error(self._access, EtcdFailure("; ".join(said)))
+            raise unreachable_error(self._access, EtcdFailure("; ".join(said)), action)
 
     async def close(self) -> None:
         async with self._turn:

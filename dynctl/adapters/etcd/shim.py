@@ -8,6 +8,7 @@ The descriptors go to a separate pool, because names like ``kv.proto`` may exist
 
 import ast
 import importlib.util
+import os
 import re
 import sys
 import threading
@@ -36,6 +37,8 @@ def load_etcdrpc() -> Any:
     Takes about a third of a second the first time, most of it grpc's own import.
     """
     with _lock:
+        # Else gRPC writes to stderr each time that a TLS connection fails.
+        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
         try:
             if "etcd3" not in sys.modules:
                 _install_messages()

@@ -93,8 +93,11 @@ class KubernetesRegistrar:
     def title(self) -> str:
         return f"kubernetes {self._cluster.title}, pod {self._pod.namespace}/{self._pod.name}"
 
-    async def grant(self) -> PodLease:
-        """Raises Unreachable also while another process of the pod holds the object."""
+    async def grant(self, instance_id: int | None = None) -> PodLease:
+        """Raises Unreachable also while another process of the pod holds the object.
+
+        The name of the object has the id, so that each lease of a pod has the same one.
+        """
         pod = self._pod
         there = await asyncio.to_thread(_calling(pod, self._read))
         for address in there:
