@@ -388,7 +388,7 @@ async def test_certificates_are_read_again_for_each_connection(tmp_path: Path):
 @pytest.mark.parametrize("client", ["none", "expired", "foreign"])
 async def test_a_client_certificate_that_the_server_refuses(tmp_path: Path, client: str):
     authority = Authority(tmp_path)
-    given: dict[str, str] = {}
+    given: dict[str, Any] = {}
     if client != "none":
         issuer = authority if client == "expired" else Authority(tmp_path, "other")
         paths = issuer.issue("client", expired=client == "expired")

@@ -30,6 +30,8 @@ TTL_S: Final = 30
 _CALL_S: Final = 3.0
 """For one request to one member."""
 _CLOSE_S: Final = 3.0
+#: An etcd that was wiped has the workers again after so many seconds.
+_KEEP_S: Final = 3.0
 
 _Result = TypeVar("_Result")
 
@@ -80,7 +82,7 @@ def registrar_of(discovery: EtcdDiscovery, *, ttl_s: int = TTL_S) -> EtcdRegistr
 
 
 class EtcdLease:
-    """A lease with its keep-alive, every third of its time to live."""
+    """A lease with its keep-alive, every 3 s or every third of its time to live."""
 
     def __init__(
         self, id: int, members: "_Members", ttl_s: int, ended: "Callable[[EtcdLease], None]"
@@ -132,7 +134,7 @@ class EtcdLease:
         call = partial(_keep_alive, self.id)
         known: KeptAlive | None = None
         while True:
-            pause = self._ttl_s / 3 if not self.trouble else min(1.0, self._ttl_s / 10)
+            pause = min(1.0 if self.trouble else _KEEP_S, self._ttl_s / (10 if self.trouble else 3))
             await asyncio.sleep(pause * random.uniform(0.8, 1.0))
             try:
                 kept = await self._members.call(call, "keep its lease")
