@@ -144,6 +144,10 @@ class EtcdServer:
     def revision(self) -> int:
         return int(self.post("/v3/kv/range", key=_b64(b"none"))["header"]["revision"])
 
+    def compact(self) -> None:
+        """Forget the history up to now."""
+        self.post("/v3/kv/compaction", revision=str(self.revision()), physical=True)
+
     def revoke(self, lease: int) -> None:
         """End a lease; its keys are gone."""
         self.post("/v3/lease/revoke", ID=str(lease))

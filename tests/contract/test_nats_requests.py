@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import shutil
 import socket
 import time
 from collections.abc import Mapping
@@ -12,9 +13,12 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from dynctl.adapters.nats import requests
+from dynctl.adapters.nats.address import NatsAuth
 from dynctl.adapters.nats.requests import NatsListener, NatsMessenger
 from dynctl.adapters.ports import PlaneInterrupted, RequestPlaneError
 from dynctl.base.errors import Unreachable
+from tests.contract.certificates import Authority
+from tests.contract.nats_accounts import NatsAccounts
 from tests.contract.nats_server import nats_server
 from tests.waiting import patience, until
 
@@ -236,6 +240,41 @@ async def test_a_process_that_stood_still_blames_no_worker(tmp_path: Path) -> No
         finally:
             await messenger.close()
             await worker.close()
+
+
+async def test_expired_credentials_are_named_and_those_of_the_new_file_are_used(
+    tmp_path: Path,
+) -> None:
+    accounts, file = NatsAccounts(), tmp_path / "creds"
+    accounts.write(file, seconds=2)
+    problems: list[str | None] = []
+    auth = NatsAuth(credentials_file=str(file))
+    async with nats_server(tmp_path, accounts.config) as server:
+        messenger = NatsMessenger(f"nats://{server.address}", auth, report=problems.append)
+        try:
+            await messenger.connected()
+            await until(lambda: f"NATS_AUTH_CREDENTIALS_FILE {file}" in str(problems))
+            accounts.write(file)
+            await until(lambda: problems[-1] is None)
+            await messenger.connected()
+        finally:
+            await messenger.close()
+
+
+async def test_a_certificate_of_another_authority_is_named_with_our_file(tmp_path: Path) -> None:
+    first, second = Authority(tmp_path, "first"), Authority(tmp_path, "second")
+    certificate, key = first.issue("server")
+    config = f'tls {{ cert_file: "{certificate}", key_file: "{key}" }}'
+    async with nats_server(tmp_path, config) as server:
+        messenger = NatsMessenger(f"tls://{server.address}", NatsAuth(ca_file=str(second.file)))
+        try:
+            expected = rf"not trusted: .*NATS_TLS_CA_CERT_PATH: {second.file}"
+            with pytest.raises(RequestPlaneError, match=expected):
+                await messenger.connected()
+            shutil.copy(first.file, second.file)
+            await messenger.connected()
+        finally:
+            await messenger.close()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from dynctl.base.errors import UsageProblem, file_problem
+from dynctl.base.errors import UNTRUSTED, UsageProblem, file_problem
 from dynctl.base.files import expect_regular
 
 _SCHEMES: Final = ("nats", "tls")
@@ -91,6 +91,28 @@ class NatsAuth:
                 there, lacks = lacks, there
             raise UsageProblem(f"{there} is set and {lacks} is not", "set both, or neither")
         return auth
+
+    def explain(self, reason: str, server: NatsServer) -> str:
+        """The reason for which a server is not reachable, with the credentials or the file that
+        it is about."""
+        if "uthenti" in reason or "uthoriz" in reason:
+            return f"{reason} (credentials: {self._source(server)})"
+        if UNTRUSTED in reason:
+            return f"{reason} (NATS_TLS_CA_CERT_PATH: {self.ca_file or 'not set'})"
+        return reason
+
+    def _source(self, server: NatsServer) -> str:
+        if server.has_credentials:
+            return "those in the address"
+        if self.username is not None:
+            return "NATS_AUTH_USERNAME, NATS_AUTH_PASSWORD"
+        if self.token is not None:
+            return "NATS_AUTH_TOKEN"
+        if self.nkey_seed is not None:
+            return "NATS_AUTH_NKEY"
+        if self.credentials_file is not None:
+            return f"NATS_AUTH_CREDENTIALS_FILE {self.credentials_file}"
+        return "no NATS_AUTH_ variable is set"
 
     def options(self, server: NatsServer) -> dict[str, Any]:
         """The options for the client library. Raises UsageProblem for unreadable files."""

@@ -208,6 +208,7 @@ class NatsEventPlane:
             except Exception as error:  # also any error of a key or a certificate
                 problem = self._problem if isinstance(error, NoServersError) else ""
                 problem = problem or reason_of(error, self._bounds.dial)
+                problem = self._auth.explain(problem, server)
                 several = len(self._servers) > 1
                 problems.append(f"{server.title}: {problem}" if several else problem)
             finally:

@@ -316,7 +316,8 @@ class NatsMessenger:
             except Exception as error:  # also any error of a key or a certificate
                 # The library hides the reason behind "no servers available".
                 known = heard[-1] if heard and isinstance(error, NoServersError) else ""
-                problems.append(f"{server.title}: {known or reason_of(error, _DIAL_S)}")
+                reason = self._auth.explain(known or reason_of(error, _DIAL_S), server)
+                problems.append(f"{server.title}: {reason}")
                 await hang_up(client)
                 continue
             now = asyncio.get_running_loop().time()
