@@ -43,6 +43,8 @@ _Key = tuple[str, int, int]
 MOST_IDLE: Final = 16
 #: Seconds for the messages of the end to leave.
 _LEAVE_S: Final = 0.2
+#: For so many seconds after a loss requests may run whose begin was lost.
+_UNSEEN_S: Final = 30.0
 
 
 class Topic(Protocol):
@@ -69,7 +71,8 @@ class _Pool:
 
 @dataclass(slots=True)
 class _Router:
-    """Another router, by one of its channels. ``missed_at``: when messages of it were lost."""
+    """Another router, by one of its channels. ``missed_at``: when messages of it were lost;
+    ``unsure``: the bookings from before that, of which the end may have been lost."""
 
     name: str
     address: str
@@ -77,6 +80,7 @@ class _Router:
     router_id: int | None = None
     lost: int = 0
     missed_at: float | None = None
+    unsure: set[_Key] = field(default_factory=set)
     bookings: dict[_Key, str] = field(default_factory=dict)
     share: Share = field(default_factory=Share)
 
@@ -180,13 +184,20 @@ class FleetSync(SharedBookings):
                 for key, held in list(router.bookings.items()):
                     if not any(True for _ in load.bookings(held)):
                         self._dismiss(router.bookings.pop(key))
+            self._end_losses()
 
     def keep_alive(self) -> None:
-        """Forget losses whose bookings have expired by now, and report who has too many."""
-        limit = self._service.router.config.active_request_expiry_secs
+        """Report who has too many requests."""
         for router in self._routers.values():
             self._judge_share(router.share, router.name)
-            if router.missed_at is not None and self._clock() - router.missed_at > limit:
+
+    def _end_losses(self) -> None:
+        """Forget the losses before which no booking of now was made."""
+        for router in self._routers.values():
+            if router.missed_at is None or self._clock() - router.missed_at <= _UNSEEN_S:
+                continue
+            router.unsure &= router.bookings.keys()
+            if not router.unsure:
                 router.missed_at = None
                 self._service.clear_condition(codes.REPLICA_BEHIND, router.name)
 
@@ -294,6 +305,7 @@ class FleetSync(SharedBookings):
     def _behind(self, router: _Router, count: int) -> None:
         router.lost += count
         router.missed_at = self._clock()
+        router.unsure |= router.bookings.keys()
         self.missed["lost"] += count
         limit = self._service.router.config.active_request_expiry_secs
         self._service.set_condition(

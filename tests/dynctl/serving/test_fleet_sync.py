@@ -281,6 +281,21 @@ async def test_lost_messages_are_a_condition_until_what_they_ended_expired(synce
     synced.service.apply(Expired())
 
 
+async def test_a_loss_is_over_when_all_bookings_from_before_it_have_ended(synced: Synced) -> None:
+    decode = synced.worker(Role.DECODE)
+    channel = synced.receive(SequenceAdded("r1", decode, 0, (1,), 0, THEIRS))
+    lost = ChannelCondition(ACTIVE_SEQUENCES, 0xFE, ChannelCode.EVENTS_DROPPED, "gap", 1)
+    synced.sync.take(channel, lost)
+    synced.receive(SequenceAdded("r2", decode, 0, (2,), 0, THEIRS))
+    synced.now = 31.0
+    synced.service.expire()
+    assert synced.sync.rows()[0].state == "behind", "r1 may have ended"
+    synced.receive(SequenceFreed("r1", decode, 0, THEIRS))
+    synced.service.expire()
+    assert synced.sync.rows()[0].state == "in step"
+    assert not list(synced.service.conditions)
+
+
 async def test_a_worker_that_leaves_takes_the_bookings_of_others_along(synced: Synced) -> None:
     decode = synced.worker(Role.DECODE)
     synced.receive(SequenceAdded("r1", decode, 0, (1,), 0, THEIRS))
