@@ -18,8 +18,8 @@ gets an error. A minus sign: the fault is on a link or in a process that only ou
 for 8 s, then they get 503 with `retry-after`. `make test-planes ARGS=--record` writes the numbers,
 and `make docs` this page.
 
-| fault | ours: lost | slowest | Dynamo's frontend: lost | slowest |
-|---|---|---|---|---|
+| fault | ours: lost | slowest | right after | Dynamo's frontend: lost | slowest |
+|---|---|---|---|---|---|
 """
 
 
@@ -29,9 +29,15 @@ def _cells(side: Side | None) -> str:
     return f"{side['lost']:,} of {side['sent']:,} | {side['slowest_s']:g} s"
 
 
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:g} s"
+
+
 def reliability_page() -> str:
     rows: list[Score] = json.loads(SCORES.read_text())
     lines = [
-        f"| {row['fault']} | {_cells(row['ours'])} | {_cells(row['dynamo'])} |" for row in rows
+        f"| {row['fault']} | {_cells(row['ours'])} | {_seconds(row.get('right_s'))} | "
+        f"{_cells(row['dynamo'])} |"
+        for row in rows
     ]
     return _HEAD + "\n".join(lines) + "\n"

@@ -11,7 +11,7 @@ import re
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +45,13 @@ class Attached:
         plane: str = "zmq",
         role: str = "aggregated",
         model_path: Path = TINY_MODEL,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
+        self._environment = {**fleet.environment, **(environment or {})}
         self._role = role
         self._model_path = model_path
         self._group = group
         self._plane = plane
-        self._fleet = fleet
         self.name = name
         self.ports = [free_port() for _ in range(4)]
         self.url = f"http://127.0.0.1:{self.ports[0]}"
@@ -77,7 +78,7 @@ class Attached:
     def _start(self, what: str, arguments: list[str]) -> Process:
         foreign = ("DYN_", "DYNCTL_", "ETCD_", "NATS_")
         clean = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
-        environment = clean | (self._fleet.environment if what == "sidecar" else {})
+        environment = clean | (self._environment if what == "sidecar" else {})
         command = [sys.executable, "-m", "dynctl", *arguments]
         return self._group.start(f"{what}-{self.name}", command, environment)
 

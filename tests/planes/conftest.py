@@ -22,8 +22,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session")
-def scores(workers: DynamoFleet, pytestconfig: pytest.Config) -> Iterator[Scores]:
-    found = Scores(workers.frontend)
+def scores(pytestconfig: pytest.Config) -> Iterator[Scores]:
+    found = Scores()
     yield found
     if pytestconfig.getoption("--record"):
         found.write()

@@ -28,7 +28,7 @@ def test_each_member_dies_and_returns(
 ) -> None:
     """No request fails, and no worker is lost from view."""
     for member in etcd:
-        with scores.traffic("each etcd member killed in turn", ours) as requests:
+        with scores.traffic("each etcd member killed in turn", ours, workers.frontend) as requests:
             member.kill()
             time.sleep(2)
             member.start()
@@ -42,7 +42,7 @@ def test_a_member_is_silent(
 ) -> None:
     for member in etcd:
         fault = "each etcd member stopped, 3 s"
-        with scores.traffic(fault, ours) as requests, member.frozen():
+        with scores.traffic(fault, ours, workers.frontend) as requests, member.frozen():
             time.sleep(3)
         assert not requests.lost, requests.lost[:3]
     wait(ours, lambda: not interrupted(ours), "discovery to be read again")
@@ -53,7 +53,7 @@ def test_the_quorum_is_lost_for_a_while(
     ours: OurFrontend, workers: DynamoFleet, etcd: list[EtcdServer], scores: Scores
 ) -> None:
     """Serving goes on with the last view, which a condition reports as old."""
-    with scores.traffic("etcd without a quorum for 5 s", ours) as requests:
+    with scores.traffic("etcd without a quorum for 5 s", ours, workers.frontend) as requests:
         for member in etcd[1:]:
             member.kill()
         wait(ours, lambda: interrupted(ours), "the condition")

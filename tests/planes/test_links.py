@@ -64,7 +64,7 @@ def test_the_link_to_one_nats_server_is_bad(
 ) -> None:
     """Another server is there: no request fails, and no worker is to blame."""
     used = relays[1]
-    sending = scores.traffic(fault, beyond, rate=10, clients=60, beside=False)
+    sending = scores.traffic(fault, beyond, rate=10, clients=60)
     with sending as requests, ExitStack() as stack:
         time.sleep(0.5)
         stack.enter_context(used[0].with_link(link))
@@ -80,7 +80,7 @@ def test_the_links_to_nats_are_reset_again_and_again(
     beyond: OurFrontend, relays: tuple[list[Relay], list[Relay]], scores: Scores
 ) -> None:
     fault = "all links to NATS reset six times in 2.4 s"
-    with scores.traffic(fault, beyond, beside=False) as requests:
+    with scores.traffic(fault, beyond) as requests:
         for _ in range(6):
             time.sleep(0.4)
             for relay in relays[1]:
@@ -95,7 +95,7 @@ def test_the_links_to_all_members_of_etcd_are_cut(
     relays: tuple[list[Relay], list[Relay]],
     scores: Scores,
 ) -> None:
-    sending = scores.traffic("all links to etcd cut, 3 s", beyond, beside=False)
+    sending = scores.traffic("all links to etcd cut, 3 s", beyond)
     with sending as requests, ExitStack() as stack:
         for relay in relays[0]:
             stack.enter_context(relay.cut())
@@ -110,7 +110,7 @@ def test_the_links_to_all_members_of_etcd_are_cut(
 def test_a_frontend_that_is_stopped_blames_no_worker(beyond: OurFrontend, scores: Scores) -> None:
     """What waited meanwhile is answered late; all connections are as before."""
     fault = "the frontend itself stopped, 12 s"
-    with scores.traffic(fault, beyond, rate=10, clients=200, beside=False) as requests:
+    with scores.traffic(fault, beyond, rate=10, clients=200) as requests:
         time.sleep(1)
         beyond.process.kill(signal.SIGSTOP)
         time.sleep(12)  # longer than a worker has to accept a request

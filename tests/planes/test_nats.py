@@ -6,6 +6,7 @@ import asyncio
 import time
 
 from tests.contract.nats_server import NatsServer
+from tests.dynamo.fleet import DynamoFleet
 from tests.dynamo.ours import OurFrontend, wait
 from tests.planes.traffic import Scores
 
@@ -15,11 +16,11 @@ def ejected(ours: OurFrontend) -> list[str]:
 
 
 def test_the_server_of_all_clients_is_silent(
-    ours: OurFrontend, nats: list[NatsServer], scores: Scores
+    ours: OurFrontend, workers: DynamoFleet, nats: list[NatsServer], scores: Scores
 ) -> None:
     """Dynamo's workers do not notice it, and get what was sent to them when it continues."""
     fault = "a NATS server of three stopped, 7 s"
-    with scores.traffic(fault, ours, rate=10, clients=120) as requests:
+    with scores.traffic(fault, ours, workers.frontend, rate=10, clients=120) as requests:
         time.sleep(1)
         with nats[0].frozen():
             time.sleep(7)
@@ -30,10 +31,10 @@ def test_the_server_of_all_clients_is_silent(
 
 
 def test_a_server_is_killed_and_another_one_takes_over(
-    ours: OurFrontend, nats: list[NatsServer], scores: Scores
+    ours: OurFrontend, workers: DynamoFleet, nats: list[NatsServer], scores: Scores
 ) -> None:
     for server in nats:
-        with scores.traffic("each NATS server killed in turn", ours) as requests:
+        with scores.traffic("each NATS server killed in turn", ours, workers.frontend) as requests:
             time.sleep(1)
             asyncio.run(server.kill())
             time.sleep(2)
@@ -44,11 +45,12 @@ def test_a_server_is_killed_and_another_one_takes_over(
 
 
 def test_all_servers_are_gone_for_a_while(
-    ours: OurFrontend, nats: list[NatsServer], scores: Scores
+    ours: OurFrontend, workers: DynamoFleet, nats: list[NatsServer], scores: Scores
 ) -> None:
     """Requests wait for them and then for the workers, and no worker is to blame."""
     seen: set[str] = set()
-    with scores.traffic("all NATS servers gone for 6 s", ours, clients=200) as requests:
+    fault = "all NATS servers gone for 6 s"
+    with scores.traffic(fault, ours, workers.frontend, clients=200) as requests:
         time.sleep(1)
         for server in nats:
             asyncio.run(server.kill())

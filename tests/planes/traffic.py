@@ -32,11 +32,13 @@ class Side(TypedDict):
 
 
 class Score(TypedDict):
-    """One fault; ``dynamo`` is None where its frontend did not have it."""
+    """One fault; ``dynamo`` is None where its frontend did not have it. ``right_s``: seconds after
+    which our frontend had the right workers; None where it had them all the time."""
 
     fault: str
     ours: Side
     dynamo: Side | None
+    right_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class Traffic:
     """The outcomes so far; complete after the end of :func:`traffic`."""
 
     outcomes: list[Outcome] = field(default_factory=list)
+    right_s: float | None = None
 
     @property
     def statuses(self) -> Counter[int]:
@@ -101,35 +104,39 @@ def traffic(frontend: FrontendClient, rate: float = 20, clients: int = 40) -> It
 
 
 class Scores:
-    """The rows of docs/reliability.md. ``theirs``: a frontend of Dynamo."""
+    """The rows of docs/reliability.md."""
 
-    def __init__(self, theirs: FrontendClient) -> None:
+    def __init__(self) -> None:
         self.rows: list[Score] = []
-        self._theirs = theirs
 
     @contextmanager
     def traffic(
         self,
         fault: str,
         ours: FrontendClient,
+        beside: FrontendClient | None = None,
         *,
         rate: float = 20,
         clients: int = 40,
-        beside: bool = True,
     ) -> Iterator[Traffic]:
-        """As :func:`traffic`, with a row for the page. ``beside``: to Dynamo's frontend too."""
+        """As :func:`traffic`, with a row for the page. ``beside``: Dynamo's frontend, which gets
+        requests at the same time."""
         theirs = None
         with ExitStack() as stack:
             requests = stack.enter_context(traffic(ours, rate, clients))
-            if beside:
-                theirs = stack.enter_context(traffic(self._theirs, rate, clients))
+            if beside is not None:
+                theirs = stack.enter_context(traffic(beside, rate, clients))
             yield requests
         dynamo = None if theirs is None else _side(theirs)
-        self.rows.append({"fault": fault, "ours": _side(requests), "dynamo": dynamo})
+        right_s = None if requests.right_s is None else round(requests.right_s, 1)
+        row: Score = {"fault": fault, "ours": _side(requests), "dynamo": dynamo, "right_s": right_s}
+        self.rows.append(row)
 
     def write(self) -> None:
-        """Write one row for each fault."""
-        rows: dict[str, Score] = {}
+        """Write one row for each fault; those of faults that did not run stay."""
+        rows: dict[str, Score] = {row["fault"]: row for row in json.loads(SCORES.read_text())}
+        for fault in {row["fault"] for row in self.rows}:
+            rows.pop(fault, None)
         for row in self.rows:
             known = rows.setdefault(row["fault"], row)
             if known is not row:
