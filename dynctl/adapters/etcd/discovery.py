@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -20,6 +20,9 @@ PAGE: Final = 500
 REACH_S: Final = 4.0
 """The most seconds for all endpoints together until the first page."""
 PAGE_S: Final = 10.0
+RETURN_S: Final = 6.0
+"""How long processes have to register again in an etcd that lost its data: ours keep their lease
+every 3 s."""
 
 _FIRST_PAUSE_S: Final = 0.2
 _LONGEST_PAUSE_S: Final = 2.0
@@ -167,6 +170,7 @@ class EtcdDiscovery:
     async def watch(self) -> AsyncGenerator[DiscoveryChange, None]:
         interrupted = False
         pause = _FIRST_PAUSE_S
+        view = _View()
         while not self._closed.is_set():
             try:
                 session, entries, revision = await self._reach()
@@ -181,10 +185,20 @@ class EtcdDiscovery:
                 continue
             interrupted, pause = False, _FIRST_PAUSE_S
             try:
-                yield Listed(entries)
                 watch = session.watch(self._prefix, self._end, revision + 1)
                 async with aclosing(watch) as changes:
+                    if view.lost_keys(entries, revision):
+                        at = self.access.endpoints[self._first]
+                        yield Interrupted(
+                            f"etcd at {at} has older data than before, or none; waiting up to "
+                            f"{RETURN_S:g} s for processes to register again"
+                        )
+                        entries, more = await view.with_returned(entries, changes)
+                        revision += more
+                    yield Listed(entries)
+                    view.take_list(entries, revision)
                     async for change in changes:
+                        view.take(change)
                         yield change
             except EtcdCompacted:
                 # Not an error; but a member that always does this must not cause a busy loop.
@@ -283,6 +297,53 @@ class EtcdDiscovery:
             await asyncio.wait_for(self._closed.wait(), seconds * random.uniform(0.75, 1.25))
         except TimeoutError:
             return
+
+
+class _View:
+    """The keys that a watch has given, and a revision that etcd had then."""
+
+    def __init__(self) -> None:
+        self._keys: set[str] = set()
+        self._revision = 0
+
+    def take_list(self, entries: Sequence[DiscoveryEntry], revision: int) -> None:
+        self._keys = {entry.key for entry in entries}
+        self._revision = revision
+
+    def take(self, change: Put | Deleted) -> None:
+        self._revision += 1
+        if isinstance(change, Put):
+            self._keys.add(change.entry.key)
+        else:
+            self._keys.discard(change.key)
+
+    def lost_keys(self, entries: Sequence[DiscoveryEntry], revision: int) -> bool:
+        """Whether etcd went back, and lacks keys by that: it was wiped, or an older copy of it was
+        restored. The processes of these keys may run as before."""
+        return revision < self._revision and bool(self._missing(entries))
+
+    async def with_returned(
+        self, entries: Sequence[DiscoveryEntry], changes: AsyncGenerator[Put | Deleted, None]
+    ) -> tuple[tuple[DiscoveryEntry, ...], int]:
+        """The entries with the changes until none is missing, for RETURN_S at most; and the number
+        of changes."""
+        current = {entry.key: entry for entry in entries}
+        missing = self._missing(entries)
+        count = 0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RETURN_S):
+                while missing:
+                    change = await anext(changes)
+                    count += 1
+                    if isinstance(change, Put):
+                        current[change.entry.key] = change.entry
+                        missing.discard(change.entry.key)
+                    else:
+                        current.pop(change.key, None)
+        return tuple(current.values()), count
+
+    def _missing(self, entries: Sequence[DiscoveryEntry]) -> set[str]:
+        return self._keys - {entry.key for entry in entries}
 
 
 def unreachable_error(access: EtcdAccess, failure: EtcdFailure, action: str) -> Unreachable:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from typing import cast
 
 import pytest
 
@@ -34,6 +35,7 @@ class Script:
     opened: list[str] = field(default_factory=list)
     limits: list[int] = field(default_factory=list)
     closed: int = 0
+    revision: int = 7
 
 
 class Session:
@@ -52,12 +54,12 @@ class Session:
         if min(limit, len(keys)) > self._script.most:
             raise EtcdTooLarge("larger than max")
         entries = [(stored, self._script.store[stored]) for stored in keys[:limit]]
-        return Page(entries, 7, len(keys) > limit)
+        return Page(entries, self._script.revision, len(keys) > limit)
 
     async def watch(
         self, key: bytes, end: bytes, revision: int
     ) -> AsyncGenerator[Put | Deleted, None]:
-        assert (key, end, revision) == (b"v1/", b"v10", 8)
+        assert (key, end, revision) == (b"v1/", b"v10", self._script.revision + 1)
         for change in self._script.watches.pop(0) if self._script.watches else []:
             if isinstance(change, EtcdFailure):
                 raise change
@@ -101,6 +103,32 @@ async def test_a_failure_closes_the_session_and_goes_on_with_the_next_member():
     assert script.opened == ["one", "two"]
     await changes.aclose()
     assert script.closed == 2
+
+
+async def test_an_etcd_that_went_back_gives_processes_time_to_return(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(discovery_etcd, "RETURN_S", 0.2)
+    a, b, c = (DiscoveryEntry(f"v1/{name}", b"1") for name in "abc")
+    script = Script(store={b"v1/a": b"1", b"v1/b": b"1"})
+    script.watches = [
+        [Put(c), EtcdFailure("gone")],
+        [Put(a), Put(b), Deleted("v1/c"), EtcdFailure("gone")],
+        [],
+    ]
+    discovery = discovery_of(script)
+    changes = discovery.watch()
+    assert [await anext(changes) for _ in range(2)] == [Listed((a, b)), Put(c)]
+    script.store, script.revision = {b"v1/c": b"1"}, 1
+    assert await anext(changes) == Interrupted("etcd at one:2379: gone")
+    assert "has older data" in cast(Interrupted, await anext(changes)).reason
+    assert await anext(changes) == Listed((c, a, b))
+    assert await anext(changes) == Deleted("v1/c")
+    script.store = {}
+    assert await anext(changes) == Interrupted("etcd at one:2379: gone")
+    assert "has older data" in cast(Interrupted, await anext(changes)).reason
+    assert await asyncio.wait_for(anext(changes), 10) == Listed(()), "none returned in time"
+    await changes.aclose()
 
 
 async def test_one_outage_is_one_interruption():
