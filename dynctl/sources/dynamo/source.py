@@ -261,14 +261,19 @@ async def model_tokenizer(deployment: Deployment, model: str, timeout: float) ->
     from dynctl.adapters.dynamo.model_files import (
         cache_directory,
         fetch_model_files,
+        file_hosts,
         host_of,
     )
 
     item = next(item for item in deployment.workers if model in item.worker.served_names)
+    card = next((card for card in item.adapters if card.name == model), item.card)
+    host = host_of(item.instance)
     fetched = await fetch_model_files(
-        next((card for card in item.adapters if card.name == model), item.card),
-        host_of(item.instance),
+        card,
+        host,
         cache_directory(),
+        # A worker on NATS has no address of its own to compare with.
+        allowed_hosts=() if host else file_hosts(card),
         timeout=timeout,
     )
     return str(fetched.directory)
