@@ -107,7 +107,7 @@ class Scores:
     """The rows of docs/reliability.md."""
 
     def __init__(self) -> None:
-        self.rows: list[Score] = []
+        self._runs: list[tuple[str, Traffic, Traffic | None]] = []
 
     @contextmanager
     def traffic(
@@ -127,23 +127,30 @@ class Scores:
             if beside is not None:
                 theirs = stack.enter_context(traffic(beside, rate, clients))
             yield requests
-        dynamo = None if theirs is None else _side(theirs)
-        right_s = None if requests.right_s is None else round(requests.right_s, 1)
-        row: Score = {"fault": fault, "ours": _side(requests), "dynamo": dynamo, "right_s": right_s}
-        self.rows.append(row)
+        self._runs.append((fault, requests, theirs))
 
     def write(self) -> None:
         """Write one row for each fault; those of faults that did not run stay."""
         rows: dict[str, Score] = {row["fault"]: row for row in json.loads(SCORES.read_text())}
-        for fault in {row["fault"] for row in self.rows}:
+        for fault, _, _ in self._runs:
             rows.pop(fault, None)
-        for row in self.rows:
+        for fault, requests, theirs in self._runs:
+            row = _score(fault, requests, theirs)
             known = rows.setdefault(row["fault"], row)
             if known is not row:
                 _add(known["ours"], row["ours"])
                 if known["dynamo"] is not None and row["dynamo"] is not None:
                     _add(known["dynamo"], row["dynamo"])
         SCORES.write_text(json.dumps(list(rows.values()), indent=1) + "\n")
+
+
+def _score(fault: str, ours: Traffic, dynamo: Traffic | None) -> Score:
+    return {
+        "fault": fault,
+        "ours": _side(ours),
+        "dynamo": None if dynamo is None else _side(dynamo),
+        "right_s": None if ours.right_s is None else round(ours.right_s, 1),
+    }
 
 
 def _side(requests: Traffic) -> Side:
