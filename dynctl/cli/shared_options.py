@@ -41,7 +41,11 @@ class Needs:
 
 
 FailOn: TypeAlias = Annotated[
-    str, typer.Option(metavar="fail|warn", help="Level for exit code 1; warn: both levels.")
+    str,
+    typer.Option(
+        metavar="fail|skip|warn",
+        help="Level for exit code 1; skip: also checks that could not be read; warn: all levels.",
+    ),
 ]
 Suppress: TypeAlias = Annotated[
     list[str] | None,
@@ -114,8 +118,7 @@ def file_or_format(options: GlobalOptions, output: str | None) -> tuple[Path | N
 
 def expect_level(fail_on: str) -> None:
     """Raise UsageProblem for an unknown level."""
-    if fail_on not in ("fail", "warn"):
-        raise UsageProblem(f"--fail-on {fail_on}: expected fail or warn")
+    one_choice("--fail-on", fail_on, ("fail", "skip", "warn"))
 
 
 #: The longest duration of an option.

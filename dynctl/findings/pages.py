@@ -17,7 +17,8 @@ _HEAD = f"""\
 Every check has a code. A check passes, warns, fails, or is skipped with a reason. A check whose
 objects could not be read is skipped, never passed. `dynctl explain CODE` shows the same pages
 without a network. `--suppress CODE` leaves a check out, `--suppress 'CODE=Pod my-llm-*.prod'` its
-findings about some subjects; `--fail-on warn` also fails on warnings. Codes are never reused.
+findings about some subjects; `--fail-on skip` also fails on checks that could not be read,
+`--fail-on warn` on warnings too. Codes are never reused.
 Each page shows an example of a finding: names and values are those of the example. Codes without a
 number are conditions of a running `dynctl serve frontend`: its log, `/health`, `dynctl check` and
 the dashboard show them. Codes of the level `doubt` are not checked: they come with an answer of

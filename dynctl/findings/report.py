@@ -75,11 +75,12 @@ class Report(msgspec.Struct, frozen=True):
         return [check for section in self.sections for check in section.checks]
 
     def passes(self, fail_on: str) -> bool:
-        """Whether no check reaches the level ``fail_on`` (``fail`` or ``warn``)."""
+        """Whether no check reaches the level ``fail_on``: ``fail``, ``skip`` (a check could not be
+        read) or ``warn``, each with those before it."""
         summary = self.summary
-        return not (
-            summary.failed or (fail_on == State.WARN and (summary.warnings or summary.unread))
-        )
+        if summary.failed or (summary.unread and fail_on != State.FAIL):
+            return False
+        return not (summary.warnings and fail_on == State.WARN)
 
 
 def summarize(sections: list[Section]) -> Summary:

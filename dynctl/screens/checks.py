@@ -172,7 +172,7 @@ def _unique(texts: Sequence[str]) -> list[str]:
 
 
 def sums(report: Report, canvas: Canvas) -> Iterator[str]:
-    """The number of checks by state, and what no check covers."""
+    """The number of checks by state, what no check covers, and how many were not read."""
     summary = report.summary
     counted = (
         f"{summary.passed:,} passed",
@@ -181,11 +181,12 @@ def sums(report: Report, canvas: Canvas) -> Iterator[str]:
         f"{summary.skipped:,} skipped",
     )
     yield ", ".join(counted)
-    if summary.unread:
-        yield f"warning: {plural(summary.unread, 'skipped check')} could not read the data"
     if report.not_checked:
         text = f"not covered by any check: {', '.join(report.not_checked)}"
         yield from canvas.paragraph(text, first="", rest="  ")
+    if summary.unread:
+        text = f"{plural(summary.unread, 'check')} could not be read: --fail-on skip exits with 1"
+        yield from canvas.paragraph(f"warning: {text}", first="", rest="  ")
 
 
 # -- explain ---------------------------------------------------------------------------------------

@@ -116,14 +116,14 @@ def plan_verify(options: GlobalOptions, wanted: VerifyOptions) -> VerifyPlan:
 
 
 def _failing(report: Report, fail_on: str) -> str:
-    """``2 failed (DYT0404, DYT0802)``, with warnings if ``fail_on`` includes them."""
+    """``2 failed (DYT0404, DYT0802)``, with what else reaches the level ``fail_on``."""
     parts = []
     for noun, state in (("failed", State.FAIL), ("warn", State.WARN)):
         codes = [check.code for check in report.checks if check.state is state]
         if codes and fail_on in (State.WARN, state):
             more = ", .." if codes[_MOST_CODES:] else ""
             parts.append(f"{len(codes):,} {noun} ({', '.join(codes[:_MOST_CODES])}{more})")
-    if fail_on == State.WARN and report.summary.unread:
+    if fail_on != State.FAIL and report.summary.unread:
         parts.append(f"{report.summary.unread:,} could not be read")
     return ", ".join(parts)
 

@@ -368,7 +368,7 @@ def test_who_may_read_nothing_gets_no_answer(
         (("--dgd", ""), "--dgd '': invalid name of a DynamoGraphDeployment"),
         (("-n", "prod", "-A"), "-n prod and -A: one namespace, and all of them"),
         (("-n", "Prod!"), "-n Prod!: not a namespace name"),
-        (("--fail-on", "error"), "--fail-on error: expected fail or warn"),
+        (("--fail-on", "error"), "--fail-on error: expected one of fail, skip, warn"),
         (("--exec", "some"), "--exec some: expected one of auto, all, sample, none"),
         (("--logs", "some"), "--logs some: expected one of auto, all, sample, none"),
         (("--suppress", "DYT9999"), "--suppress DYT9999: unknown code"),

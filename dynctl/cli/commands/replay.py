@@ -11,7 +11,7 @@ import typer
 from dynctl.base.errors import ExitCode, UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.cli.option_groups import fields_of, only_given, with_options
-from dynctl.cli.shared_options import FailOn, expect_level, read_as, seconds
+from dynctl.cli.shared_options import one_choice, read_as, seconds
 from dynctl.simulation.engine.config import timed_options
 
 if TYPE_CHECKING:
@@ -502,7 +502,9 @@ class AnswerOptions:
             rich_help_panel=_ANSWER,
         ),
     ] = None
-    fail_on: FailOn = "fail"
+    fail_on: Annotated[
+        str, typer.Option(metavar="fail|warn", help="Level for exit code 1; warn: both levels.")
+    ] = "fail"
     search: Annotated[
         int | None,
         typer.Option(
@@ -516,7 +518,7 @@ class AnswerOptions:
 
     def expect_valid(self) -> None:
         """Raise UsageProblem for values that are not valid."""
-        expect_level(self.fail_on)
+        one_choice("--fail-on", self.fail_on, ("fail", "warn"))
         _ = self.allowed, self.factors
 
     @property

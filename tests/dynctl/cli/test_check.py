@@ -146,7 +146,7 @@ def test_a_suppressed_check_does_not_fail(dynctl: Run, tmp_path: Path):
     ("arguments", "problem"),
     [
         (("--suppress", "DYR0999"), "unknown code"),
-        (("--fail-on", "never"), "expected fail or warn"),
+        (("--fail-on", "never"), "expected one of fail, skip, warn"),
         (("--demo",), "running deployment"),
         (("--view", "x.json"), "running deployment"),
         (("--discovery", "zookeeper"), "unknown discovery backend"),

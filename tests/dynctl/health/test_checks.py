@@ -281,6 +281,7 @@ def test_a_warning_fails_only_with_fail_on_warn():
     warned = next(broken for broken in BROKEN if broken.code == "DYR0502")
     report = judge(warned.change(healthy()))
     assert report.passes("fail")
+    assert report.passes("skip")
     assert not report.passes("warn")
 
 
@@ -290,6 +291,7 @@ def test_unread_facts_are_a_warning():
     assert report.summary.warnings == report.summary.failed == 0
     assert report.summary.unread == 1
     assert report.passes("fail")
+    assert not report.passes("skip")
     assert not report.passes("warn")
 
 

@@ -386,7 +386,7 @@ def test_json_names_codes_and_subjects(dynctl):
     [
         ([], "no manifest specified"),
         (["-f", "/nowhere.yaml"], "/nowhere.yaml: the file does not exist"),
-        (["-f", "x", "--fail-on", "skip"], "expected fail or warn"),
+        (["-f", "x", "--fail-on", "never"], "expected one of fail, skip, warn"),
         (["-f", "x", "--suppress", "DYT9999"], "unknown code"),
     ],
 )
