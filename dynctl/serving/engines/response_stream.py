@@ -11,7 +11,7 @@ one, and meanwhile nothing more is read from the connection.
 import asyncio
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, Protocol
 
@@ -405,9 +405,10 @@ class EngineStream:
 
     async def wait(self) -> None:
         """Wait for a change; raises the failure once everything before it was read."""
+        # A copy: the traceback of what is raised refers to this stream.
         failure = self._failure
         if failure is not None:
-            raise failure
+            raise replace(failure)
         self._waiter = self._loop.create_future()
         try:
             await self._waiter
@@ -415,7 +416,7 @@ class EngineStream:
             self._waiter = None
         failure = self._failure
         if failure is not None and not self._pieces:
-            raise failure
+            raise replace(failure)
 
     def _parse_head(self, data: bytes) -> bytes:
         """Parse status and headers; returns the bytes after them. Keeps an incomplete head, and

@@ -67,6 +67,16 @@ async def left(fleet):
         answer.close()
 
 
+async def cut(fleet):
+    """The engine dies in the middle of its stream."""
+    engines = [running.engine for running in fleet.engines.values()]
+    for engine in engines:
+        engine.faults.update({"die_mid_stream_after": 2})
+    await fleet.stream(WORDS * 4, max_tokens=8)
+    for engine in engines:
+        engine.faults.update({"die_mid_stream_after": 0})
+
+
 @contextmanager
 def cycles() -> Iterator[Counter[str]]:
     """How many objects of each of our types were in cycles, known at the end of the block."""
@@ -90,7 +100,9 @@ def left_by_each(found: Counter[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", fleets())
-@pytest.mark.parametrize("request_of", [answered, streamed, refused, invalid, other_apis, left])
+@pytest.mark.parametrize(
+    "request_of", [answered, streamed, refused, invalid, other_apis, left, cut]
+)
 async def test_requests_leave_no_cycles(kind, request_of):
     async with site(fleets()[kind]) as fleet:
         await request_of(fleet)  # the first of a kind makes what all others use
