@@ -32,6 +32,11 @@ class RoleCapacity(msgspec.Struct, frozen=True):
     active_decode_blocks: float = 0
 
 
+def is_weakened(role: RoleCapacity) -> bool:
+    """Whether half of the workers of a role, or more, take no requests."""
+    return 0 < role.workers <= 2 * role.unavailable
+
+
 class TransferPolicy(msgspec.Struct, frozen=True):
     """A KV-transfer policy in force for ``workers`` (prefill, by name).
 
@@ -66,8 +71,8 @@ class DomainCapacity(msgspec.Struct, frozen=True):
     ``decode_per_prefill``: available decode workers for each available prefill worker, None where
     there are none of one. ``unreached``: those of ``workers`` whose engine was never reached; what
     they publish is unknown. ``state``: ok, stranded, crosses (it has no available decode worker,
-    and the policy of its prefill workers lets them hand over to other domains), or down (all its
-    workers are unavailable).
+    and the policy of its prefill workers lets them hand over to other domains), degraded (half of
+    the workers of a role, or more, are unavailable), or down (all its workers are unavailable).
     """
 
     model: str

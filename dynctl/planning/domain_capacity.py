@@ -19,6 +19,7 @@ from dynctl.documents.topology import (
     Stranded,
     TopologyShow,
     TransferPolicy,
+    is_weakened,
 )
 from dynctl.documents.workers import UNREACHED, WorkerRow
 from router_core import (
@@ -265,7 +266,8 @@ def _capacity(
     for row in rows:
         # A worker that never answered has no role yet.
         roles[row.role or Role.AGGREGATED].append(row)
-    prefill, decode = _role(roles[Role.PREFILL]), _role(roles[Role.DECODE])
+    roles_here = [_role(roles[role]) for role in (Role.PREFILL, Role.DECODE, Role.AGGREGATED)]
+    prefill, decode, aggregated = roles_here
     givers, takers = prefill.ready + prefill.busy, decode.ready + decode.busy
     stranded = fleet.stranded(roles[Role.PREFILL])
     policies = _policies(roles[Role.PREFILL], fleet)
@@ -276,22 +278,26 @@ def _capacity(
         value=value,
         prefill=prefill,
         decode=decode,
-        aggregated=_role(roles[Role.AGGREGATED]),
+        aggregated=aggregated,
         decode_per_prefill=round(takers / givers, 6) if givers and takers else None,
         policies=policies,
         stranded=stranded,
-        state=_state(rows, stranded, crosses=crosses),
+        state=_state(rows, stranded, crosses=crosses, weakened=any(map(is_weakened, roles_here))),
         workers=sorted(row.name for row in rows),
         unreached=sorted(row.name for row in rows if row.status == UNREACHED),
     )
 
 
-def _state(rows: Sequence[WorkerRow], stranded: Sequence[Stranded], *, crosses: bool) -> str:
+def _state(
+    rows: Sequence[WorkerRow], stranded: Sequence[Stranded], *, crosses: bool, weakened: bool
+) -> str:
     if not any(map(_is_available, rows)):
         return "down"
     if stranded:
         return "stranded"
-    return "crosses" if crosses else "ok"
+    if crosses:
+        return "crosses"
+    return "degraded" if weakened else "ok"
 
 
 def _role(rows: Sequence[WorkerRow]) -> RoleCapacity:

@@ -14,6 +14,7 @@ from dynctl.documents.topology import (
     TopologySync,
     TopologyValue,
     TransferPolicy,
+    is_weakened,
 )
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import Column, number_column, or_dash, table
@@ -193,6 +194,8 @@ def _state_notes(row: DomainCapacity, result: TopologyShow) -> Iterator[str]:
         yield f"{where}: {_not_reached(row, result.domain)}"
     if row.state == "crosses":
         yield f"{where} CROSSES: {_crossing(row, result.domain)}"
+    if row.state == "degraded":
+        yield f"{where} is DEGRADED: {_weakened_roles(row)}"
 
 
 def _policy_notes(row: DomainCapacity, result: TopologyShow) -> Iterator[str]:
@@ -253,6 +256,18 @@ def _crossing(row: DomainCapacity, domain: str | None) -> str:
         there = f"no decode worker of it was reached ({workers}: not reached)"
     policies = dict.fromkeys(policy_text(policy, domain) for policy in row.policies)
     return f"{there}; KV caches go to decode workers elsewhere, as {' and '.join(policies)} allows"
+
+
+def _weakened_roles(row: DomainCapacity) -> str:
+    """The roles of which half of the workers, or more, take no requests."""
+    roles = {"prefill": row.prefill, "decode": row.decode, "aggregated": row.aggregated}
+    texts = []
+    for name, role in roles.items():
+        if is_weakened(role):
+            of = "its" if role.workers == 1 else f"{role.unavailable:,} of {role.workers:,}"
+            workers, verb = ("worker", "is") if role.workers == 1 else ("workers", "are")
+            texts.append(f"{of} {name} {workers} {verb} unavailable")
+    return "; ".join(texts)
 
 
 def _where(row: DomainCapacity, result: TopologyShow) -> str:

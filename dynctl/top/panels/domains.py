@@ -75,7 +75,7 @@ class DomainContent(PanelContent[DomainRow]):
         if key == "domain":
             return zone_style(row.value, self.zones)
         if key == "state":
-            return PLAIN if row.capacity.state == "ok" else BAD
+            return {"ok": PLAIN, "degraded": WARN}.get(row.capacity.state, BAD)
         if key == "kv_share":
             return _share_style(kv_share(row))
         if key in ("prefill", "decode", "aggregated"):

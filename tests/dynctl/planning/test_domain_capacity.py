@@ -168,8 +168,26 @@ def test_a_domain_whose_workers_are_all_unavailable_is_down():
     ]
     gone = [WorkerAvailability(one.worker_id, "refused") for one in workers[:3]]
     shown = show(view(workers, gone))
-    assert [(one.value, one.state) for one in shown.rows] == [("zone-a", "down"), ("zone-b", "ok")]
+    states = [("zone-a", "down"), ("zone-b", "degraded")]
+    assert [(one.value, one.state) for one in shown.rows] == states
     assert [one.aggregated.unavailable for one in shown.rows] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("gone", "state", "note"),
+    [
+        ({1}, "ok", ""),
+        ({1, 2}, "degraded", "zone-a is DEGRADED: 2 of 4 decode workers are unavailable"),
+        ({0}, "degraded", "zone-a is DEGRADED: its prefill worker is unavailable"),
+    ],
+)
+def test_a_domain_with_half_of_the_workers_of_a_role_is_degraded(gone, state, note):
+    decode = [worker(f"d{number}", "decode", number, zone="zone-a") for number in range(2, 6)]
+    workers = [worker("p", "prefill", 1, zone="zone-a"), *decode]
+    ids = [worker.worker_id for worker in workers]
+    shown = show(view(workers, [WorkerAvailability(ids[place], "cordoned") for place in gone]))
+    assert row(shown, "zone-a").state == state
+    assert "".join(topology_notes(shown)) == note
 
 
 def test_a_worker_without_a_role_counts_as_aggregated():
