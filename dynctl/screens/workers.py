@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from msgspec import UNSET, UnsetType
 
@@ -239,7 +239,7 @@ def worker_change(result: WorkerChange, canvas: Canvas) -> str:
 def rank_loads(worker: WorkerRow, canvas: Canvas) -> str:
     """Load and index of each rank, and why ranks are busy."""
     notes = [f"rank {r.dp_rank} busy: {why}" for r in worker.ranks for why in r.busy_reasons]
-    text = table(_RANK_COLUMNS, worker.ranks, canvas)
+    text = table(_rank_columns(worker), worker.ranks, canvas)
     return text + "".join(note + "\n" for note in notes)
 
 
@@ -255,16 +255,17 @@ def _rank_decode(rank: RankRow) -> str:
     return _with_reported(rank.active_decode_blocks, rank.reported.active_decode_blocks)
 
 
-_RANK_COLUMNS: Final[Sequence[Column[RankRow]]] = (
-    Column("dp_rank", "RANK", lambda r: r.dp_rank, right=True),
-    number_column("requests", "REQS", lambda r: r.active_requests, rank=1),
-    Column("prefill", "PREFILL TOKENS", _rank_prefill, right=True),
-    Column("decode", "DECODE BLOCKS", _rank_decode, right=True),
-    number_column("cached", "CACHED", lambda r: r.cached_blocks, rank=1),
-    Column("busy", "BUSY", lambda r: "yes" if r.busy else "no"),
-    Column("index", "INDEX", lambda r: _rank_index(r)),
-    Column("load_age", "LOAD AGE", lambda r: r.load_age_s, form=age, right=True, rank=2),
-)
+def _rank_columns(worker: WorkerRow) -> Sequence[Column[RankRow]]:
+    return (
+        Column("dp_rank", "RANK", lambda r: r.dp_rank, right=True),
+        number_column("requests", "REQS", lambda r: r.active_requests, rank=1),
+        Column("prefill", "PREFILL TOKENS", _rank_prefill, right=True),
+        Column("decode", "DECODE BLOCKS", _rank_decode, right=True),
+        number_column("cached", "CACHED", lambda r: r.cached_blocks, rank=1),
+        Column("busy", "BUSY", lambda r: "yes" if r.busy else "no"),
+        Column("index", "INDEX", lambda r: _rank_index(r, worker)),
+        Column("load_age", "LOAD AGE", lambda r: r.load_age_s, form=age, right=True, rank=2),
+    )
 
 
 def _domain_column(domain: str, rank: int) -> Column[WorkerRow]:
@@ -360,15 +361,25 @@ def _index(worker: WorkerRow) -> str:
         return f"{plural(sum(rank.gaps for rank in worker.ranks), 'gap')}"
     if state == "absent":
         return "unknown"
-    if state == "current" and worker.status != "ready" and not worker.cordoned:
-        # It may hang: then no event shows what it caches now.
-        return "unknown" if oldest is None else f"as of {age(oldest)} ago"
+    if state == "current" and _may_hang(worker):
+        return _last_known(oldest)
     return state if oldest is None else f"{state}, {age(oldest)}"
 
 
-def _rank_index(rank: RankRow) -> str:
+def _may_hang(worker: WorkerRow) -> bool:
+    """Whether no event may show what the engine caches now, because it does not answer."""
+    return worker.status != "ready" and not worker.cordoned
+
+
+def _last_known(seconds: float | None) -> str:
+    return "unknown" if seconds is None else f"as of {age(seconds)} ago"
+
+
+def _rank_index(rank: RankRow, worker: WorkerRow) -> str:
     if rank.index == "absent":
         return "unknown"
+    if rank.index == "current" and _may_hang(worker):
+        return _last_known(rank.index_age_s)
     tail = "" if rank.index_age_s is None else f", {age(rank.index_age_s)}"
     return (f"{plural(rank.gaps, 'gap')}" if rank.index == "gapped" else rank.index) + tail
 

@@ -40,6 +40,18 @@ def test_a_lost_event_stream_shows_how_long_it_is_lost():
     assert "disconnected, 75 s" in text
 
 
+def test_the_index_of_an_engine_that_hangs_is_not_called_current():
+    (row,) = view([worker("a", "aggregated", 2)]).workers()
+    ranks = [replace(rank, index="current", index_age_s=28.0) for rank in row.ranks]
+    hangs = replace(row, status="unavailable", reason="does not answer", ranks=ranks)
+    for text in (
+        worker_list(WorkerList("test", [hangs]), Canvas()),
+        worker_detail(WorkerDetail("test", hangs), Canvas()),
+    ):
+        assert "as of 28 s ago" in text
+        assert "current" not in text
+
+
 def test_other_routers_are_named_below_the_workers():
     replicas = [
         ReplicaRow("http://a:8000", "01", None, "in step", 0.31, 12, 0, 1),
