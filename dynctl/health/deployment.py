@@ -120,7 +120,8 @@ class Deployment:
     ``loads``, ``sequences`` and ``passes`` are the channels of load reports, of routed requests and
     of the engines' scheduler reports; they are not joined to single workers. ``indexers`` serve the
     whole index of a component. ``worker_sets``: the sets that requests are sent to, and those of
-    prefill workers.
+    prefill workers. ``hidden``: workers that have the id of one of ``workers`` in another process,
+    so that no router can have both.
     """
 
     workers: tuple[RegisteredWorker, ...] = ()
@@ -131,6 +132,7 @@ class Deployment:
     problems: tuple[Problem, ...] = ()
     namespaces: tuple[str, ...] = ()
     worker_sets: tuple[WorkerSet, ...] = ()
+    hidden: tuple[RegisteredWorker, ...] = ()
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -313,7 +315,7 @@ def one_endpoint_each(deployment: Deployment) -> Deployment:
     workers, by their ids.
     """
     kept: dict[int, RegisteredWorker] = {}
-    problems = []
+    hidden, problems = [], []
     for item in sorted(
         deployment.workers, key=lambda item: (item.worker.worker_id, item.card.endpoint)
     ):
@@ -325,6 +327,7 @@ def one_endpoint_each(deployment: Deployment) -> Deployment:
                 "the names of pods, so read one namespace"
             )
             problems.append(Problem(ProblemCode.ID_NOT_UNIQUE, item.worker.name, message))
+            hidden.append(item)
         elif first is not item:
             served = f"{first.card.name} at {first.card.endpoint}"
             message = (
@@ -341,6 +344,7 @@ def one_endpoint_each(deployment: Deployment) -> Deployment:
         workers=tuple(_in_sets(kept.values(), sets)),
         worker_sets=tuple(sets),
         problems=(*deployment.problems, *problems),
+        hidden=tuple(hidden),
     )
 
 

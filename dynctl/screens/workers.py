@@ -405,9 +405,14 @@ def _load_age(worker: WorkerRow) -> float | None:
     return _oldest(worker, "load_age_s")
 
 
-def _sum_of(name: str) -> Callable[[WorkerRow], float]:
-    """The sum of a field over the ranks of a worker."""
-    return lambda worker: float(sum(getattr(rank, name) for rank in worker.ranks))
+def _sum_of(name: str) -> Callable[[WorkerRow], float | None]:
+    """The sum of a field over the ranks of a worker; None where none is known."""
+
+    def total(worker: WorkerRow) -> float | None:
+        values = [getattr(rank, name) for rank in worker.ranks]
+        return float(sum(values)) if values else None
+
+    return total
 
 
 def _oldest(worker: WorkerRow, name: str) -> float | None:

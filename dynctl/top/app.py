@@ -425,7 +425,12 @@ class TopApp(App[int]):
         workers = [(row.worker_id, row.name) for row in self.workers_panel.picture.rows]
         with contextlib.suppress(UsageProblem):
             worker_id = resolve_worker(text, workers)
-            self._go_to(self.workers_panel, lambda row: row.worker_id == worker_id)
+            # A name is of one row, an id may be of two.
+            named = text.strip() in {name for _, name in workers}
+            self._go_to(
+                self.workers_panel,
+                lambda row: row.name == text.strip() if named else row.worker_id == worker_id,
+            )
             return
         if any(line.id.endswith(wanted) for line in self.decisions.picture.rows):
             self._go_to(self.decisions, lambda line: line.id.endswith(wanted))

@@ -44,7 +44,13 @@ from dynctl.sources.dynamo.router_state import (
     take_load,
     take_settings,
 )
-from dynctl.sources.dynamo.snapshot import DynamoReadings, RowCache, dynamo_alerts, snapshot_parts
+from dynctl.sources.dynamo.snapshot import (
+    DynamoReadings,
+    RowCache,
+    dynamo_alerts,
+    hidden_rows,
+    snapshot_parts,
+)
 from dynctl.sources.dynamo.source import DynamoSource
 from dynctl.sources.source import LiveSource, Source
 from dynctl.sources.view import ViewSource
@@ -162,7 +168,8 @@ class LiveDynamo(LiveSource):
         now = self._wall()
         if observer.interrupted is None:
             self._discovery_at = now
-        workers = self._rows.rows(observer.router, time.monotonic(), self._waiting)
+        rows = self._rows.rows(observer.router, time.monotonic(), self._waiting)
+        workers = (*rows, *hidden_rows(observer.deployment))
         names = self._reached.names
         unread = self._reached.cluster.unread if self._reached.cluster is not None else ""
         readings = DynamoReadings(

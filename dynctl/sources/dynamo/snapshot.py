@@ -174,6 +174,17 @@ def dynamo_alerts(
             yield Alert(check.code, str(check.state), finding.subject, finding.value, finding.fix)
 
 
+def hidden_rows(deployment: Deployment) -> Iterator[WorkerRow]:
+    """The rows of workers whose id another worker has: with their card, without load and index."""
+    names = {item.worker.worker_id: item.worker.name for item in deployment.workers}
+    for item in deployment.hidden:
+        reason = (
+            f"it has the id of {names[item.worker.worker_id]}, whose numbers may be of both: read "
+            "one namespace"
+        )
+        yield msgspec.structs.replace(worker_row(item.worker, []), reason=reason)
+
+
 class RowCache:
     """Remembers the row of every card, so that a card that did not change is the same object."""
 

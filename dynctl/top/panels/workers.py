@@ -66,7 +66,8 @@ class WorkerContent(PanelContent[WorkerRow]):
         return worker_text(row, scene.snapshot, scene.now, canvas)
 
     def key(self, row: WorkerRow) -> Hashable:
-        return row.worker_id
+        # Two namespaces may have workers with one id.
+        return row.worker_id, row.name
 
     def words(self, row: WorkerRow) -> str:
         return worker_words(row, self.every_s)
@@ -94,6 +95,8 @@ class WorkerContent(PanelContent[WorkerRow]):
             return f"{row.name} is {row.status}: {reason or 'no reason reported'}"
         if row.busy:
             return f"{row.name} is busy: {reason}"
+        if row.reason:
+            return f"{row.name}: {row.reason}"
         return f"{row.name} is stale: {reason}" if reason else ""
 
 

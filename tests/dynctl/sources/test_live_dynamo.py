@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +149,21 @@ async def following(live: Live, source: LiveDynamo, *kinds: str) -> None:
     """Until these channels are followed: earlier messages are lost."""
     wanted = {channel(source, kind) for kind in kinds}
     await until(lambda: wanted <= live.events.followed)
+
+
+async def test_workers_of_two_namespaces_with_one_id_are_both_shown(live: Live) -> None:
+    """As pods of one name in two namespaces of Kubernetes."""
+    text = json.dumps(live.values).replace('"dynamo"', '"second"').replace("/dynamo/", "/second/")
+    for key, value in json.loads(text.replace("127.0", "10.0")).items():
+        live.discovery.put(key, json.dumps(value).encode())
+    async with LiveDynamo(replace(OPTIONS, dyn_namespace="*")) as source:
+        rows = (await source.snapshot()).workers
+    ids = Counter(row.worker_id for row in rows)
+    assert set(ids.values()) == {2}
+    assert len({(row.worker_id, row.name) for row in rows}) == len(rows) == 8
+    hidden = [row for row in rows if row.name.startswith("second/")]
+    assert len(hidden) == 4
+    assert all(not row.ranks and "it has the id of dynamo/" in (row.reason or "") for row in hidden)
 
 
 async def test_unreported_parts_are_unknown(live: Live):
