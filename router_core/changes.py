@@ -134,7 +134,7 @@ class Enqueued:
 
     ``isl_tokens`` of the prompt, of them ``cached_tokens`` on the worker that has most.
     ``arrived_at``: its arrival, in seconds of the clock of all changes. ``lane``: the worker and
-    rank that it is pinned to, or the name in the request where it is another name of the model.
+    rank that it is pinned to, or a text for the other workers that it needs.
     """
 
     request_id: str

@@ -10,13 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from xxhash import xxh3_64_hexdigest
+
 from router_core.changes import Stage
 from router_core.conditional_disagg import BusyLine, Bypass
 from router_core.decision import Decision, Queueing, RoutingPlan
 from router_core.errors import PolicyUnderivable
 from router_core.pairs import chooses_pairs, following_costs
 from router_core.policy_classes import PolicyClass
-from router_core.router_queue import score
+from router_core.router_queue import Lane, score
 from router_core.routing_view import Pin, RoutingRequest, RoutingView, SelectionContext
 from router_core.selection import eligible, select
 from router_core.taints import NO_CONSTRAINTS, RoutingConstraints, TaintConstraint
@@ -172,6 +174,19 @@ def pin_of(request: RoutingRequest, stage: Stage) -> Pin | None:
     if stage == "decode":
         return request.pin_decode
     return request.pin_decode or request.pin_prefill
+
+
+def lane_of(request: RoutingRequest, stage: Stage) -> Lane:
+    """The lane of a request that waits for a hop: requests of one lane may use the same workers."""
+    pin = pin_of(request, stage)
+    if pin is not None:
+        return pin.worker_id, pin.dp_rank
+    taints = sorted(item.taint for item in request.constraints.required)
+    allowed = request.allowed_worker_ids
+    if not taints and allowed is None:
+        return request.served_name
+    need = (request.served_name, taints, None if allowed is None else sorted(allowed))
+    return xxh3_64_hexdigest(repr(need).encode("utf-8", "surrogatepass"))
 
 
 def workers_of(view: RoutingView, request: RoutingRequest, stage: Stage) -> int:

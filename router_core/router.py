@@ -373,7 +373,7 @@ class Router:
             full = self.queue.full(model, policy, workers, self.config.router_queue_max_requests)
             if full is not None:
                 return full
-        pin = planning.pin_of(request, first.stage)
+        lane = self.queue.open_lane(model, name, planning.lane_of(request, first.stage))
         return c.Enqueued(
             request.id,
             model,
@@ -383,7 +383,7 @@ class Router:
             request.arrived_at,
             request.priority,
             request.strict_priority,
-            request.served_name if pin is None else (pin.worker_id, pin.dp_rank),
+            lane,
         )
 
     def next_turn(self, model: str, admissible: Callable[[QueueEntry], bool]) -> Turn | None:

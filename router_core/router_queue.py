@@ -59,9 +59,13 @@ _FORM: Final = Fields(
 )
 """What `RouterQueue.dump` writes."""
 
-#: Worker and rank of a pinned request, or the name that it uses in place of its model's, which not
-#: all workers serve; None: any worker.
+#: Worker and rank of a pinned request; a text for another need of certain workers, which all
+#: requests with that need have: required taints, allowed workers, another name than the model's;
+#: None: any worker.
 Lane = tuple[int, int | None] | str | None
+#: Lanes of a class whose heads are tried one by one; requests with further needs wait in the common
+#: lane. Pinned requests are not counted: whether one has room is known at once.
+MOST_LANES: Final = 32
 #: Order within a class, the lowest first: negated strict priority and score, number of arrival.
 Key = tuple[float, float, float]
 
@@ -166,6 +170,15 @@ class RouterQueue:
             entry.request_id in self._entries and k < key for heap in lanes for k, entry in heap
         )
 
+    def open_lane(self, model: str, policy_class: str, lane: Lane) -> Lane:
+        """The lane for a request of ``lane``: None, the common one, where its class has as many
+        lanes as it may."""
+        waiting = self._classes.get((model, policy_class))
+        if not isinstance(lane, str) or waiting is None or lane in waiting.lanes:
+            return lane
+        texts = sum(isinstance(other, str) for other in waiting.lanes)
+        return lane if texts < MOST_LANES else None
+
     def full(
         self, model: str, policy_class: PolicyClass, workers: int, most: int
     ) -> QueueFull | None:
@@ -198,10 +211,9 @@ class RouterQueue:
         """The request of a model that is next, among those that ``admissible`` passes; None: all
         have to wait. Changes nothing.
 
-        Only the head of a lane is tried: requests for any worker form one lane, those pinned to
-        one rank or for one other name of the model another, so that a busy worker does not hold
-        back the others. A class whose heads
-        are all blocked keeps its credit and earns none.
+        Only the head of a lane is tried: requests for any worker form one lane, those that need the
+        same workers another, so that a busy worker or zone does not hold back the others. A class
+        whose heads are all blocked keeps its credit and earns none.
         """
         ring = self._ring(model, table)
         heads: dict[str, QueueEntry] = {}

@@ -28,11 +28,13 @@ from router_core import (
     Router,
     RouterConfig,
     RouterQueue,
+    RoutingConstraints,
     RoutingRequest,
+    TaintConstraint,
     WorkerUpserted,
     read_policy_classes,
 )
-from router_core.router_queue import QueueEntry, score
+from router_core.router_queue import MOST_LANES, QueueEntry, score
 from tests.router_core.fleet import MODEL, active, apply_all, request, router, stored, worker
 
 ONE = PolicyTable((PolicyClass("default"),))
@@ -425,6 +427,55 @@ def test_pinned_requests_are_not_tried_while_their_worker_has_no_room() -> None:
     tried.clear()
     assert made.next_turn(MODEL, admissible) is None
     assert tried == ["r1", "r2"]
+
+
+def zoned(number: int, zone: str) -> RoutingRequest:
+    taint = TaintConstraint(f"dynamo.topology/zone={zone}", "required")
+    asked = replace(request(32), id=f"{zone}{number}", arrived_at=float(number))
+    return replace(asked, constraints=RoutingConstraints((taint,)))
+
+
+def test_a_head_that_needs_a_busy_zone_holds_back_only_its_own_kind() -> None:
+    """In Dynamo it holds back its class (read from its source)."""
+    zones = [worker(1, max_num_batched_tokens=100, zone="a")]
+    zones.append(worker(2, max_num_batched_tokens=100, zone="b"))
+    made = router(*zones, router_queue_threshold=1.0)
+    loads = [load(made, 1, 150), load(made, 2, 150)]
+    waiting = {asked.id: asked for asked in (zoned(0, "a"), zoned(1, "a"), zoned(2, "b"))}
+    waiting["any"] = replace(request(32), id="any", arrived_at=3.0)
+    for asked in waiting.values():
+        change = made.entering(made.plan(asked), asked)
+        assert isinstance(change, Enqueued)
+        assert made.apply(change, 1.0).ok
+
+    def admissible(entry: QueueEntry) -> bool:
+        queue = made.plan(waiting[entry.request_id]).first.queue
+        return queue is not None and not queue.all_busy
+
+    def next_id() -> str | None:
+        turn = made.next_turn(MODEL, admissible)
+        if turn is None:
+            return None
+        made.apply(Dequeued(turn.entry.request_id, turn.credits, turn.cursor), 2.0)
+        return turn.entry.request_id
+
+    assert next_id() is None
+    made.apply(Freed(loads[1]), 2.0)
+    assert [next_id(), next_id(), next_id()] == ["b2", "any", None]
+    made.apply(Freed(loads[0]), 3.0)
+    assert [next_id(), next_id()] == ["a0", "a1"]
+
+
+def test_the_heads_that_are_tried_have_a_bound() -> None:
+    queue = RouterQueue()
+    for number in range(MOST_LANES):
+        lane = queue.open_lane(MODEL, "default", f"need {number}")
+        assert lane == f"need {number}"
+        put(queue, str(number), 10, lane=lane)
+    assert queue.open_lane(MODEL, "default", "one more") is None
+    assert queue.open_lane(MODEL, "default", "need 0") == "need 0"
+    assert queue.open_lane(MODEL, "default", (1, None)) == (1, None)
+    assert queue.open_lane("other", "default", "one more") == "one more"
 
 
 def test_a_backlog_of_its_class_makes_a_request_wait() -> None:
