@@ -125,8 +125,9 @@ debian-package:
 	@{ apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends $(PACKAGE); } > /dev/null
 
 MINUTES ?= 60
-soak: $(VENV)/.dev-stamp  ## a frontend under load, restarts and lost events; fails if its state grows (MINUTES=60)
-	$(BIN)/python -m tests.soak --minutes $(MINUTES) --svg build/soak.svg $(ARGS)
+RATE    ?= 200
+soak: $(VENV)/.dev-stamp  ## two frontends and eight engines under load and faults; fails if a request is lost or state grows (MINUTES=60, RATE=200)
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) --rate $(RATE) --json build/soak.json --svg build/soak.svg $(ARGS)
 
 BURNERS ?= 10
 PAUSES ?= 0

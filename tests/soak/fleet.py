@@ -1,8 +1,9 @@
-"""The processes of a soak run: a frontend, and engines with small caches that are restarted."""
+"""The processes of a soak run: frontends, and engines with small caches that are restarted."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -15,32 +16,23 @@ from tests.waiting import patience
 ENGINES: Final = 4
 BLOCKS: Final = 2000  # of each engine: small, so that blocks are evicted all the time
 _STARTS: Final = 60
-_FRONTEND: Final = """
-import sys
-from dynctl.serving.routing.config import FrontendConfig, HealthConfig
-from dynctl.serving.http.server import run_frontend
-from dynctl.tokenization import DEMO_MODEL_DIR
-sys.exit(run_frontend(FrontendConfig(
-    port=0, workers=tuple(sys.argv[1:]), model_path=DEMO_MODEL_DIR, announce=True,
-    log_level="error", decision_memory_bytes=2_000_000,
-    health=HealthConfig(interval_s=0.5, timeout_s=5.0),
-)))
-"""
 
 
 class Process:
-    """A child with a JSON line on stdout when it is ready."""
+    """A child with a JSON line on stdout when it is ready. Those of a soak run also report about
+    themselves (:mod:`tests.soak.reports`)."""
 
     def __init__(self, child: asyncio.subprocess.Process, record: dict[str, Any]) -> None:
         self.child = child
         self.record = record
+        self._reports = asyncio.Lock()
 
     @classmethod
     async def start(cls, *arguments: str) -> Process:
         child = await asyncio.create_subprocess_exec(
             sys.executable,
             *arguments,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
         )
@@ -51,16 +43,40 @@ class Process:
             raise RuntimeError(f"{arguments[:2]} ended with {await child.wait()} before it served")
         return cls(child, json.loads(line))
 
-    async def kill(self) -> None:
+    async def report(self) -> dict[str, Any]:
+        """What the process reports about itself now."""
+        assert self.child.stdin is not None
+        assert self.child.stdout is not None
+        async with self._reports:
+            self.child.stdin.write(b"\n")
+            line = await self.child.stdout.readline()
+        report: dict[str, Any] = json.loads(line)
+        return report
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal; nothing if the process has ended."""
         if self.child.returncode is None:
-            self.child.send_signal(signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                self.child.send_signal(number)
+
+    async def end(self) -> None:
+        """Let it finish what runs, and wait for its end."""
+        self.signal(signal.SIGTERM)
         await self.child.wait()
 
-    def usage(self) -> tuple[int, int]:
-        """(resident bytes, open descriptors)."""
+    async def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        await self.child.wait()
+
+    def usage(self) -> dict[str, int]:
+        """Resident bytes, open descriptors and threads."""
         proc = Path(f"/proc/{self.child.pid}")
         pages = int((proc / "statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir(proc / "fd"))
+        return {
+            "memory": pages * os.sysconf("SC_PAGE_SIZE"),
+            "descriptors": len(os.listdir(proc / "fd")),
+            "threads": len(os.listdir(proc / "task")),
+        }
 
 
 class Fleet:
@@ -84,14 +100,19 @@ class Fleet:
         """Start the frontend; one that runs is killed first."""
         if self.frontend is not None:
             await self.frontend.kill()
-        workers = []
-        for name, engine in self.engines.items():
-            record = engine.record
-            workers.append(
-                f"{record['url']},name={name},kv-events={record['kv_events']},"
-                f"replay={record['replay']}"
-            )
-        self.frontend = await Process.start("-c", _FRONTEND, *workers)
+        workers = [self.worker_spec(name) for name in self.engines]
+        self.frontend = await start_frontend(workers=workers)
+
+    def worker_spec(self, name: str) -> str:
+        """The ``--worker`` of an engine."""
+        record = self.engines[name].record
+        return (
+            f"{record['url']},name={name},kv-events={record['kv_events']},replay={record['replay']}"
+        )
+
+    def engine_options(self, name: str) -> tuple[str, ...]:
+        """Options of an engine beside its name and ports."""
+        return ()
 
     async def start_engine(self, name: str) -> None:
         """Start an engine, or one that ended again at its ports."""
@@ -104,9 +125,10 @@ class Fleet:
             more = ["--replay", old.record["replay"]]
         arguments = (
             "-m",
-            "dynctl.simulation.engine",
+            "tests.soak.engine_process",
             *("--name", name, "--port", port, "--kv-events", events, *more),
             *("--total-blocks", str(BLOCKS), "--speedup-ratio", "20"),
+            *self.engine_options(name),
         )
         for _ in range(_STARTS):
             try:
@@ -121,3 +143,8 @@ class Fleet:
             await self.frontend.kill()
         for engine in self.engines.values():
             await engine.kill()
+
+
+async def start_frontend(**settings: Any) -> Process:
+    """A frontend with these settings of :mod:`tests.soak.frontend_process`."""
+    return await Process.start("-m", "tests.soak.frontend_process", json.dumps(settings))

@@ -1,37 +1,72 @@
 """The judgement and the plot of soak runs; the run itself is `make soak`."""
 
 import xml.etree.ElementTree as ET
+from typing import Any
 
-from tests.soak.__main__ import judge
-from tests.soak.fleet import BLOCKS, ENGINES
 from tests.soak.plot import Series, plot
+from tests.soak.verdict import fit, problems
+
+QUIET = {"minute": 6.0, "loads_s": 0.1, "index_s": 1.5, "wrong": ""}
 
 
-def samples(**growth):
-    flat = {"memory": 60e6, "descriptors": 40.0, "conditions": 0.0, "index": 100.0}
-    return [
-        {name: value * (1 + growth.get(name, 0.0) * at / 100) for name, value in flat.items()}
-        for at in range(100)
+def result(minutes: int = 60, **changes: Any) -> dict[str, Any]:
+    """A run that passes, with a sample a minute."""
+    flat = {"memory a": 60e6, "descriptors a": 40.0, "threads a": 12.0, "tasks b": 90.0}
+    samples = {name: [value] * minutes for name, value in flat.items()}
+    samples["minutes"] = [float(minute) for minute in range(minutes)]
+    samples |= changes.pop("samples", {})
+    return {"lost": [], "quiet": [QUIET], "samples": samples, **changes}
+
+
+def rising(minutes: int, start: float, an_hour: float) -> list[float]:
+    return [start + an_hour * minute / 60 for minute in range(minutes)]
+
+
+def test_a_run_with_flat_state_passes():
+    assert problems(result()) == []
+
+
+def test_memory_that_rises_all_the_time_is_named():
+    memory = rising(60, 60e6, 3e6)
+    assert problems(result(samples={"memory a": memory})) == ["memory a grows by 3.0 MB an hour"]
+    assert problems(result(samples={"memory a": rising(60, 60e6, 1e6)})) == []
+
+
+def test_memory_may_rise_while_the_process_warms_up():
+    warm = [*rising(10, 60e6, 60e6), *[70e6] * 50]
+    assert problems(result(samples={"memory a": warm})) == []
+
+
+def test_a_short_run_is_judged_by_what_memory_grew_by():
+    (problem,) = problems(result(12, samples={"memory a": rising(12, 60e6, 240e6)}))
+    assert problem.startswith("memory a grew by ")
+    assert problems(result(12, samples={"memory a": rising(12, 60e6, 3e6)})) == []
+
+
+def test_descriptors_threads_and_tasks_that_grow_are_named():
+    for name in ("descriptors a", "threads a", "tasks b"):
+        (problem,) = problems(result(samples={name: rising(60, 40.0, 100.0)}))
+        assert problem.startswith(f"{name} grew from ")
+
+
+def test_loads_and_index_must_be_right_in_time():
+    late = {**QUIET, "index_s": 2.1, "wrong": ""}
+    never = {**QUIET, "loads_s": None, "wrong": "active [1, 0]"}
+    assert problems(result(quiet=[QUIET, late, never])) == [
+        "minute 6: index right after 2.1 s; expected 2 s",
+        "minute 6: loads right never; expected 2 s: active [1, 0]",
     ]
 
 
-def test_flat_state_is_no_problem():
-    assert judge(samples()) == []
+def test_what_a_client_lost_is_a_problem():
+    assert problems(result(lost=["ServerDisconnectedError: "])) == [
+        "lost: ServerDisconnectedError: "
+    ]
 
 
-def test_what_grows_is_named():
-    (problem,) = judge(samples(memory=2.0))
-    assert problem.startswith("memory grew from 104,4")
-    assert len(judge(samples(descriptors=3.0))) == 1
-
-
-def test_an_index_over_the_caches_is_a_problem():
-    (problem,) = judge(samples(index=2.0 * ENGINES * BLOCKS))
-    assert problem.startswith("the index has")
-
-
-def test_a_short_run_is_not_judged():
-    assert "too few" in judge(samples()[:10])[0]
+def test_the_slope_of_a_line_is_found():
+    slope = fit([0.0, 1.0, 2.0, 3.0], [5.0, 6.0, 7.0, 8.0])
+    assert (round(slope.an_hour, 6), round(slope.error, 6)) == (60.0, 0.0)
 
 
 def test_the_plot_is_svg_with_a_panel_for_each_series():
