@@ -182,7 +182,10 @@ class PackedTable:
             size = 2 * len(shard) if entries else _FIRST_SIZE + (rest & _FIRST_SIZE - 1)
             self._shards[rest & _LOW] = larger = array("Q", bytes(8 * size))
             for moved in entries:
-                if not _put(larger, moved):
+                at = (moved >> _PLACE) % size
+                if not larger[at]:
+                    larger[at] = moved
+                elif not _put(larger, moved):
                     other = moved >> VALUE_BITS
                     self._crowded[other] = (*self._crowded.get(other, ()), moved & _VALUE)
 
