@@ -23,7 +23,7 @@ TURN_MESSAGES: Final = 16
 TURN_BYTES: Final = 64 * 1024
 
 #: Workers that one step of a long computation reads or writes: about 1 ms.
-SLICE: Final = 128
+SLICE: Final = 64
 
 #: Tasks that wait for time of the loop and get a message each in every turn.
 _WOKEN: Final = 8

@@ -14,9 +14,10 @@ from dynctl.base.tasks import TURN_BYTES, TURN_MESSAGES, end_tasks
 #: A followed engine takes three sockets, and ZMQ's default of 1,023 is then reached by 341 engines.
 #: These are enough for the 4,096 workers that a frontend accepts.
 MAX_SOCKETS: Final = 16_384
-#: Messages that one turn of the event loop reads ahead, and the pause between two such turns while
-#: their reader waits for something else.
-_AHEAD: Final = 256
+#: Messages that one turn of the event loop reads ahead, which takes about half a millisecond. While
+#: their reader waits for something else, so many turns read, and then there is a pause.
+_AHEAD: Final = 64
+_AHEAD_TURNS: Final = 4
 _AHEAD_S: Final = 0.02
 # As plain numbers: operations on flags take longer than reading the state of a socket.
 _EVENTS: Final = int(zmq.EVENTS)
@@ -171,7 +172,9 @@ class Backlog:
 
         async def read() -> None:
             while True:
-                self.read()
+                for _ in range(_AHEAD_TURNS):
+                    self.read()
+                    await asyncio.sleep(0)
                 await asyncio.sleep(_AHEAD_S)
 
         task = asyncio.create_task(read(), name="messages that wait")
