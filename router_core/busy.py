@@ -225,7 +225,7 @@ class BusyTracker:
     def update_all(self) -> None:
         """Check every rank again, after a change of thresholds or cards."""
         self.busy_ranks = self.mask = 0
-        for worker in self._registry:
+        for worker in self._registry if self.limits else ():
             for slot in self._registry.slots(worker.worker_id):
                 self.update(slot)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import itemgetter
 from typing import Any, Final
 
@@ -37,14 +38,18 @@ _FORM: Final = Fields(
 """What `WorkerRegistry.dump` writes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CandidateSet:
-    """The ranks of one mask in slot order, as columns. ``cycle``: positions by ascending id."""
+    """The ranks of one mask in slot order, as columns."""
 
     slots: tuple[int, ...]
     workers: tuple[Worker, ...]
     refs: tuple[WorkerWithDpRank, ...]
-    cycle: tuple[int, ...]
+
+    @cached_property
+    def cycle(self) -> list[int]:
+        """Positions by ascending id. Made when round-robin reads it: sorting takes the longest."""
+        return sorted(range(len(self.slots)), key=self.refs.__getitem__)
 
     def gather(self, column: Sequence[Any]) -> list[Any]:
         """``[column[slot] for slot in slots]``, in C."""
@@ -201,12 +206,9 @@ class WorkerRegistry:
             if len(self._candidates) >= 64:
                 self._candidates.clear()
             slots = slots_of(mask)
-            refs = tuple(self.ref(slot) for slot in slots)
+            workers = tuple(map(self.worker, slots))
             known = self._candidates[mask] = CandidateSet(
-                slots,
-                tuple(self.worker(slot) for slot in slots),
-                refs,
-                tuple(sorted(range(len(slots)), key=refs.__getitem__)),
+                slots, workers, tuple(map(self.ref, slots))
             )
         return known
 

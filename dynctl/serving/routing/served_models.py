@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Final
+from typing import Any, Final
 
 from router_core import Pin, Role, Router, Worker
 
@@ -173,9 +173,14 @@ class ServedModels:
         self._pools, self._other_sizes = {}, {}
         sets: dict[str, dict[str, list[int]]] = {}
         outside = set()
+        #: Most workers of a large fleet add nothing to what an equal one has added.
+        added: dict[tuple[Any, ...], _Pool] = {}
         for worker in self._registry:
-            model = worker.model
-            pool = self._add(worker, None)
+            model, facts = worker.model, worker.runtime_config
+            kind = (model, worker.block_size, facts.context_length, facts.enable_eagle)
+            pool = added.get(kind)
+            if pool is None:
+                pool = added[kind] = self._add(worker, None)
             for name in worker.worker_sets:
                 pool = self._add(worker, name)
                 if worker.role is not Role.PREFILL:
@@ -230,7 +235,8 @@ class ServedModels:
             for name, (base, ids) in first.items()
             if name not in served
         }
-        by_model = sorted(self._registry, key=lambda worker: worker.model, reverse=True)
+        named = [worker for worker in self._registry if worker.aliases]
+        by_model = sorted(named, key=lambda worker: worker.model, reverse=True)
         self.aliases = {
             alias: worker.model
             for worker in by_model
