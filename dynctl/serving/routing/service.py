@@ -385,7 +385,12 @@ class RoutingService:
                 self.unseen_prefills.stored(change)
         elif isinstance(change, (WorkerUpserted, WorkerLost, ConfigSet)) and applied.ok:
             self.served.update(now)
-            self._health.fleet_changed(self.served.mismatches())
+            changed: Iterable[Worker] = ()
+            if isinstance(change, WorkerUpserted):
+                changed = (change.worker,)
+            elif isinstance(change, ConfigSet):
+                changed = self.router.registry
+            self._health.fleet_changed(changed, self.served.mismatches())
         return applied
 
     def expire(self) -> None:

@@ -6,6 +6,7 @@ What a condition is: :mod:`dynctl.health.conditions`; what follows from the stat
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -103,6 +104,8 @@ class ServiceHealth:
         #: Workers whose block size differs from the other workers' of their model.
         self.mismatched: set[str] = set()
         self._evaluated: tuple[float, FleetHealth] | None = None
+        #: When :meth:`refresh` last returned an evaluation.
+        self._refreshed_at = -math.inf
         #: Changes that an evaluation must show, and how many the last one does.
         self._changes = self._shown = 0
         self._evaluating = asyncio.Lock()
@@ -155,14 +158,15 @@ class ServiceHealth:
         message = f"{found.file}: {found.limit}; {requests} refused, the last at {last}"
         self.set_condition(codes.MODEL_FILE_OVER_LIMIT, model, message)
 
-    def fleet_changed(self, mismatched: dict[str, str]) -> None:
-        """Update the conditions that depend on the registered workers. ``mismatched``: worker name
-        -> why its cache cannot be matched."""
+    def fleet_changed(self, changed: Iterable[Worker], mismatched: dict[str, str]) -> None:
+        """Update the conditions that depend on the registered workers. ``changed``: those that
+        joined or changed; all after a change of the settings. ``mismatched``: worker name -> why
+        its cache cannot be matched."""
         try:
             policy = RouterPolicy.of_config(self._service.router.config)
         except ConfigError:
             policy = None
-        for worker in self._service.router.registry:
+        for worker in changed:
             self._hold(codes.POLICY_CONFLICT, worker.name, policy_conflict(worker, policy))
             self._hold(codes.CAPACITY_UNKNOWN, worker.name, self._by_time(worker))
         self._hold_levels(policy)
@@ -188,7 +192,7 @@ class ServiceHealth:
         for level in () if table is None or not self._distance_costs else table.names:
             effect = "KV transfers count as those of a wider level"
             effects[level] = ("a level of --router-kv-transfer-qos", effect)
-        bound = any(
+        bound = policy is not None and any(
             worker.role is Role.PREFILL and worker.runtime_config.kv_transfer_domain is None
             for worker in registry
         )
@@ -224,9 +228,9 @@ class ServiceHealth:
 
         An evaluation that is at most ``max_age_s`` old is returned again, unless a worker, a
         stream, a threshold or a condition changed. That of a large fleet takes long, so it is
-        returned for longer, whatever changed.
+        returned for longer, whatever changed; also what :meth:`refresh` returned a moment ago.
         """
-        found = self._known(max_age_s)
+        found = self._known(max_age_s, self._refreshed_at)
         return found or self._conclude(
             self._service.clock(), drained(self._evaluation()), self._changes
         )
@@ -238,29 +242,35 @@ class ServiceHealth:
         Where the fleet changes during each of some evaluations, the last one is of the moment when
         it began, and the next call evaluates again.
         """
-        service = self._service
-        if len(service.router.registry) <= _MANY_WORKERS:
+        if len(self._service.router.registry) <= _MANY_WORKERS:
             return self.evaluate(max_age_s)
         async with self._evaluating:
-            tries = 0
-            while True:
-                found = self._known(max_age_s)
-                if found is not None:
-                    return found
-                began, draining, changes = service.clock(), service.draining, self._changes
-                health = await in_turns(self._evaluation())
-                tries += 1
-                if draining == service.draining and (changes == self._changes or tries >= _TRIES):
-                    return self._conclude(began, health, changes)
+            found = self._known(max_age_s) or await self._evaluate_in_turns(max_age_s)
+        self._refreshed_at = self._service.clock()
+        return found
 
-    def _known(self, max_age_s: float) -> FleetHealth | None:
-        """The last evaluation, where it may be shown again."""
+    async def _evaluate_in_turns(self, max_age_s: float) -> FleetHealth:
+        service, tries = self._service, 0
+        while True:
+            began, draining, changes = service.clock(), service.draining, self._changes
+            health = await in_turns(self._evaluation())
+            tries += 1
+            if draining == service.draining and (changes == self._changes or tries >= _TRIES):
+                return self._conclude(began, health, changes)
+            found = self._known(max_age_s)
+            if found is not None:
+                return found
+
+    def _known(self, max_age_s: float, refreshed_at: float = -math.inf) -> FleetHealth | None:
+        """The last evaluation, where it may be shown again. That of a large fleet may be for a
+        while after it was made, or after ``refreshed_at``."""
         now, workers = self._service.clock(), len(self._service.router.registry)
         if self._evaluated is not None:
             at, last = self._evaluated
             least_s = workers / _WORKERS_A_SECOND if workers > _MANY_WORKERS else 0.0
             outdated = self._shown != self._changes
-            reusable = now - at < least_s or (now - at <= max_age_s and not outdated)
+            recent = now - max(at, refreshed_at) < least_s
+            reusable = recent or (now - at <= max_age_s and not outdated)
             if reusable and (last.status == "draining") == self._service.draining:
                 return last
         return None

@@ -40,7 +40,7 @@ from dynctl.sources.alerts import AlertBoard
 from dynctl.sources.domains import DomainBoard
 from dynctl.sources.dynamo import check_facts
 from dynctl.sources.frontend.snapshot import FrontendReadings, frontend_snapshot
-from router_core import LoadReported, ModelRuntimeConfig, Role, Worker
+from router_core import LoadReported, ModelRuntimeConfig, Role, Router, RouterConfig, Worker
 from tests.dynctl.health.situations import SITUATIONS, Rig, Situation, rig
 from tests.waiting import patience
 
@@ -138,6 +138,39 @@ def test_a_large_fleet_is_not_evaluated_at_every_reading():
     assert service.health() is first
     now += 0.2
     assert service.health().models[0].ready == {"aggregated": 499}
+
+
+async def test_what_a_reader_of_a_large_fleet_awaited_is_read_again_a_moment_later():
+    now = 1000.0
+    service = large_fleet(500)
+    service.clock = lambda: now
+    first = await service.refresh_health()
+    now += 0.4
+    assert await service.refresh_health() is first
+    # Older than an evaluation may be shown, but a scrape writes what it awaited.
+    now += 0.4
+    assert service.health() is first
+    now += 0.2
+    assert service.health() is not first
+
+
+def test_a_worker_that_joins_or_leaves_changes_no_condition_of_another():
+    service = RoutingService(router=Router(RouterConfig(router_approximate_cache_policy="lru")))
+
+    def without_capacity() -> dict[str, int]:
+        conditions = [item for item in service.conditions if item.code == "CAPACITY_UNKNOWN"]
+        return {condition.subject: condition.count for condition in conditions}
+
+    for number in (1, 2, 3):
+        assert service.membership.upsert(Worker(number, f"w{number}", "demo", kv_events=False)).ok
+    assert without_capacity() == {"w1": 1, "w2": 1, "w3": 1}
+    service.membership.remove(1)
+    assert without_capacity() == {"w2": 1, "w3": 1}
+    # The settings change all of them.
+    service.configure({"router_approximate_cache_policy": "ttl"})
+    assert without_capacity() == {}
+    service.configure({"router_approximate_cache_policy": "lru"})
+    assert without_capacity() == {"w2": 1, "w3": 1}
 
 
 def large_fleet(workers: int) -> RoutingService:
