@@ -373,6 +373,14 @@ _ROWS: Final = (
         menu=("Look", "is the fleet healthy?"),
     ),
     Command(
+        "test",
+        "test:prove",
+        "Test a server by requests: names, tokens, reuse.",
+        reads=Reads.FRONTENDS,
+        formats=_CHECKS,
+        menu=("Look", "does it do it right?"),
+    ),
+    Command(
         "explain",
         "explain:explain",
         "Explain the code of a finding.",

@@ -18,11 +18,17 @@ from typing import Any, Final, Literal, get_args
 Level = Literal["fail", "warn", "doubt"]
 """A doubt is not a finding: it is about an answer, and its code is in its own file."""
 
-_FILES: Final = ("codes.toml", "topology_codes.toml")
+_FILES: Final = ("experiment_codes.toml", "codes.toml", "topology_codes.toml")
 """One file for each family, in the order of their codes."""
-_CODE: Final = re.compile(r"DY[RT]\d{4}|[A-Z]+(_[A-Z]+)+")
-_FAMILIES: Final = {"DYR": "a live deployment", "DYT": "topology"}
+_CODE: Final = re.compile(r"DY[ERT]\d{4}|[A-Z]+(_[A-Z]+)+")
+_FAMILIES: Final = {"DYE": "a server by requests", "DYR": "a live deployment", "DYT": "topology"}
 SECTIONS: Final = {
+    "DYE01": "models and names",
+    "DYE02": "tokens",
+    "DYE03": "streams",
+    "DYE04": "reuse",
+    "DYE06": "isolation",
+    "DYE09": "limits",
     "DYR01": "planes",
     "DYR02": "workers",
     "DYR03": "events",
@@ -177,7 +183,7 @@ def parse(data: bytes, *, doubts: bool = False) -> Catalogue:
 
 def _entry(code: str, table: Any, doubt: bool) -> Entry:
     if not _CODE.fullmatch(code):
-        raise CatalogueError(f"{code}: expected {' or '.join(_FAMILIES)} and four digits")
+        raise CatalogueError(f"{code}: expected {', '.join(_FAMILIES)} and four digits")
     if not isinstance(table, dict):
         raise CatalogueError(f"{code}: expected a table")
     known = _fields_of_table(doubt)

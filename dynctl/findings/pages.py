@@ -12,7 +12,7 @@ from dynctl.findings.report import CodeList, CodePage
 _MADE = "<!-- Made from dynctl/findings/*.toml by `make docs`; change those files. -->"
 _HEAD = f"""\
 {_MADE}
-# Finding codes of `dynctl check`, `topology verify` and `topology lint`, and the doubts of `route`
+# Finding codes of `check`, `topology verify`, `topology lint` and `test`, and the doubts of `route`
 
 Every check has a code. A check passes, warns, fails, or is skipped with a reason. A check whose
 objects could not be read is skipped, never passed. `dynctl explain CODE` shows the same pages

@@ -47,6 +47,7 @@ from dynctl.documents.topology import (
     TopologySync,
     TopologyValue,
 )
+from dynctl.documents.trial import TrialReport
 from dynctl.documents.verify import VerifyPlan, VerifyReport, report_lines
 from dynctl.documents.workers import CordonChange, WorkerChange, WorkerDetail, WorkerList
 from dynctl.findings.report import CodeList, CodePage, Report, Runbook, State
@@ -328,6 +329,7 @@ _SCREENS: dict[type, Screen] = {
     RecordingReport: Screen(recording.recording_report, lambda r: (r.file,)),
     Report: Screen(checks.check_report, _failing_codes, attrgetter("checks")),
     VerifyPlan: Screen(verify.verify_plan, rows=attrgetter("requests")),
+    TrialReport: Screen(checks.check_report, _failing_codes, attrgetter("checks")),
     VerifyReport: Screen(verify.verify_report, _failing_codes, report_lines),
     CodePage: Screen(checks.code_page, lambda r: (r.code,)),
     Runbook: Screen(checks.runbook, rows=attrgetter("errors")),

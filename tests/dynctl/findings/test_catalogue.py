@@ -142,7 +142,7 @@ def test_an_invalid_doubt_is_rejected_with_the_code(old: str, new: str, problem:
         ('level = "fail"', 'level = "bad"', "level 'bad'"),
         ('fix = "start {subject}"', "", "missing fix"),
         ('fix = "start', 'colour = "red"\nfix = "start', "unknown colour"),
-        ("[DYR0101]", "[ABC0101]", "expected DYR or DYT and four digits"),
+        ("[DYR0101]", "[ABC0101]", "expected DYE, DYR, DYT and four digits"),
         ('cause = "it is down"', 'cause = " "', "cause: expected a text"),
         ('"{why}"', '"{why"', "expected '}'"),
         ('"{why}"', '"{why.x}"', "expected {names} only"),

@@ -1,0 +1,120 @@
+"""`dynctl test`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dynctl.base.options import GlobalOptions
+from dynctl.cli.shared_options import FailOn, Suppress, expect_level, seconds
+
+
+def prove(
+    options: GlobalOptions,
+    url: Annotated[
+        str | None,
+        typer.Argument(metavar="[URL]", help="The server. [default: the frontend of the options]"),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--only",
+            metavar="GROUP",
+            help="Only this group (repeatable): names, tokens, streams, reuse, isolation, limits.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="NAME", help="Model to test. [default: the first listed]"),
+    ] = None,
+    model_path: Annotated[
+        Path | None,
+        typer.Option(
+            "--model-path", metavar="DIR", help="Tokenizer directory to compare token counts with."
+        ),
+    ] = None,
+    budget: Annotated[
+        str,
+        typer.Option("--budget", metavar="Nreq", help="Send at most N requests."),
+    ] = "200req",
+    duration: Annotated[
+        float,
+        typer.Option(
+            "--for", metavar="DURATION", parser=seconds(10.0, 3600.0), help="Longest time in all."
+        ),
+    ] = 120.0,
+    api_key_env: Annotated[
+        str,
+        typer.Option(
+            "--api-key-env", metavar="NAME", help="Variable with the API key of the server."
+        ),
+    ] = "OPENAI_API_KEY",
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", metavar="N", min=0, help="Seed of the prompts. [default: random]"),
+    ] = None,
+    fail_on: FailOn = "fail",
+    suppress: Suppress = None,
+) -> int:
+    """Test an OpenAI server by requests: names, tokens, streams, reuse, isolation, limits.
+
+    The server may be a frontend of any router, a gateway or one engine. The requests have the user
+    dynctl-test and random prompts, and change nothing but the contents of caches. Exit code 0: no
+    check failed, 1: a check failed, 3: the server does not answer.
+    """
+    import asyncio
+    import os
+
+    from dynctl.base.errors import ExitCode
+    from dynctl.experiments.trial import TrialOptions, announcement, run_trial
+    from dynctl.findings.catalogue import all_codes
+    from dynctl.findings.suppression import Suppressions
+    from dynctl.screens.progress import progress
+    from dynctl.screens.render import emit, talk
+
+    expect_level(fail_on)
+    wanted = TrialOptions(
+        url=_url(options, url),
+        key=os.environ.get(api_key_env) or None,
+        model=model,
+        only=tuple(only or ()),
+        requests=_requests(budget),
+        duration=duration,
+        timeout=max(options.timeout, 30.0) if "timeout" not in options.given else options.timeout,
+        seed=seed,
+        model_path=model_path,
+        suppressed=Suppressions.parse(suppress or (), all_codes()),
+    )
+    talk(announcement(wanted))
+    with progress(options) as bar:
+        report = asyncio.run(run_trial(wanted, bar.pulse))
+    emit(report, options)
+    return ExitCode.YES if report.passes(fail_on) else ExitCode.NO
+
+
+def _url(options: GlobalOptions, url: str | None) -> str:
+    """The server: the argument, else the only frontend that options, variable or context name."""
+    from dynctl.base.errors import UsageProblem
+    from dynctl.sources.named import DEFAULT_FRONTEND, frontends
+
+    if url is not None and options.frontend:
+        raise UsageProblem(
+            f"URL {url} and --frontend {options.frontend[0]}: two servers", "specify one of them"
+        )
+    named = [url] if url is not None else list(frontends(options))
+    if len(named) > 1:
+        raise UsageProblem(
+            f"{len(named)} frontends: a test is of one server", "specify it: dynctl test URL"
+        )
+    return named[0] if named else DEFAULT_FRONTEND
+
+
+def _requests(budget: str) -> int:
+    from dynctl.base.errors import UsageProblem
+
+    number = budget.removesuffix("req")
+    if not number.isdecimal() or not 1 <= int(number) <= 100_000:
+        raise UsageProblem(
+            f"--budget {budget}: expected 1 to 100,000 requests", "for example: --budget 200req"
+        )
+    return int(number)

@@ -1,0 +1,334 @@
+"""Canary requests: small marked chats to an OpenAI server, with a bound on everything they take."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeVar
+
+import httpx
+
+from dynctl.base.decode_errors import WireError
+from dynctl.base.errors import network_reason
+from dynctl.base.json_fields import mapping
+from dynctl.base.json_reader import read_json
+from dynctl.sources.http import async_client, error_message, frontend_url, json_object
+
+T = TypeVar("T")
+MOST_AT_ONCE: Final = 4
+"""Requests in flight at a time."""
+_LARGEST_REPLY: Final = 4 * 1024 * 1024
+_LARGEST_METRICS: Final = 32 * 1024 * 1024
+_USER: Final = "dynctl-test"
+_DONE: Final = "[DONE]"
+
+
+class BudgetSpent(Exception):
+    """The next request would be over the budget."""
+
+
+@dataclass(slots=True)
+class Budget:
+    """Bounds of a whole test, and what it has spent. ``seconds``: of the monotonic clock.
+
+    ``requests`` counts every request with a body; lists of models and metrics are free.
+    """
+
+    requests: int
+    generated_tokens: int
+    ends_at: float
+    sent: int = 0
+    generated: int = 0
+    prompt_tokens: int = 0
+
+    def take(self, tokens: int) -> None:
+        """Count one request of at most ``tokens`` generated tokens. Raises BudgetSpent."""
+        if self.sent >= self.requests:
+            raise BudgetSpent(f"the budget of {self.requests:,} requests is spent")
+        if self.generated + tokens > self.generated_tokens:
+            raise BudgetSpent(f"the budget of {self.generated_tokens:,} generated tokens is spent")
+        if time.monotonic() > self.ends_at:
+            raise BudgetSpent("the time of this test is over")
+        self.sent += 1
+        self.generated += tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came back for one canary.
+
+    ``status`` 0: no HTTP response, ``problem`` says why; else ``problem`` is the message of an
+    error response. Token counts are those of ``usage``, None where it does not have them.
+    ``prefill`` and ``decode``: the ids of the workers that the router names, None without. The
+    count of cached tokens may be that of the decode worker. ``events``: seconds from the request to
+    each event of a stream with choices. ``done``: the stream ended with ``[DONE]``. ``seconds``:
+    to the end of the response.
+    """
+
+    status: int
+    problem: str = ""
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    prefill: int | None = None
+    decode: int | None = None
+    events: tuple[float, ...] = ()
+    done: bool = False
+    seconds: float = 0.0
+
+    @property
+    def answered(self) -> bool:
+        return self.status == 200
+
+    @property
+    def place(self) -> tuple[int | None, int | None]:
+        """The workers that the router names."""
+        return self.prefill, self.decode
+
+    def __str__(self) -> str:
+        """For findings: ``503 no worker is ready`` or ``no response: connection refused``."""
+        if self.status == 0:
+            return f"no response: {self.problem}"
+        return f"{self.status} {self.problem}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """One canary. ``turns``: texts of user, assistant, user, ... in their order.
+
+    ``tokens``: the most that it may generate. ``exactly``: ask the engine to generate that many.
+    ``fields``: further fields of the body. ``workers``: ask a dynctl or Dynamo frontend to name
+    the workers that it chose.
+    """
+
+    model: str
+    turns: tuple[str, ...]
+    tokens: int = 1
+    stream: bool = False
+    exactly: bool = False
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    workers: bool = False
+
+    def body(self) -> dict[str, Any]:
+        """The body of the request."""
+        roles = ("user", "assistant")
+        messages = [
+            {"role": roles[number % 2], "content": text} for number, text in enumerate(self.turns)
+        ]
+        body: dict[str, Any] = {"model": self.model, "messages": messages, "user": _USER}
+        body |= {"max_tokens": self.tokens, "temperature": 0}
+        if self.exactly:
+            body |= {"min_tokens": self.tokens, "ignore_eos": True}
+        if self.stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        if self.workers:
+            body["nvext"] = {"extra_fields": ["worker_id"]}
+        body.update(self.fields)
+        return body
+
+
+class CanaryClient:
+    """An OpenAI server that gets canaries. ``timeout``: seconds for each whole response.
+
+    Use it as an asynchronous context manager.
+    """
+
+    def __init__(self, url: str, key: str | None, timeout: float, budget: Budget) -> None:
+        self.url = frontend_url(url)
+        self.budget = budget
+        self.has_key = key is not None
+        self._timeout = timeout
+        self._client = async_client(key)
+        self._at_once = asyncio.Semaphore(MOST_AT_ONCE)
+
+    async def __aenter__(self) -> CanaryClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.aclose()
+
+    async def models(self) -> tuple[Reply, list[dict[str, Any]]]:
+        """The rows of ``GET /v1/models``; none where the reply is an error."""
+        reply, response = await self._read("GET", "/v1/models", None, _LARGEST_REPLY)
+        rows = json_object(response).get("data") if response is not None else None
+        if not reply.answered or not isinstance(rows, list):
+            return reply, []
+        return reply, [row for row in rows if isinstance(row, dict) and row.get("id")]
+
+    async def metrics(self) -> str | None:
+        """The text of ``GET /metrics``; None where there is none."""
+        reply, response = await self._read("GET", "/metrics", None, _LARGEST_METRICS)
+        return response.text if reply.answered and response is not None else None
+
+    async def token_count(self, chat: Chat) -> int | None:
+        """The count of ``POST /tokenize`` (vLLM, SGLang, dynctl); None where there is none."""
+        body = {"model": chat.model, "messages": chat.body()["messages"]}
+        reply, response = await self._read(
+            "POST", "/tokenize", json.dumps(body).encode(), _LARGEST_REPLY
+        )
+        count = json_object(response).get("count") if response is not None else None
+        return count if reply.answered and isinstance(count, int) else None
+
+    async def chat(self, chat: Chat) -> Reply:
+        """Send a canary and read its whole reply. Raises BudgetSpent."""
+        self.budget.take(chat.tokens)
+        async with self._at_once:
+            if chat.stream:
+                reply = await self._stream(chat)
+            else:
+                data = json.dumps(chat.body()).encode()
+                reply, response = await self._read(
+                    "POST", "/v1/chat/completions", data, _LARGEST_REPLY
+                )
+                if reply.answered and response is not None:
+                    reply = _with_fields(reply, json_object(response))
+        self.budget.prompt_tokens += reply.prompt_tokens or 0
+        return reply
+
+    async def chats(self, *chats: Chat) -> list[Reply]:
+        """Send canaries, several at a time. Raises BudgetSpent."""
+        return list(await asyncio.gather(*(self.chat(chat) for chat in chats)))
+
+    async def send_body(self, data: bytes, key: str | None = None) -> Reply:
+        """Send ``data`` as the body of a chat, whatever it is. ``key``: in place of the own one."""
+        self.budget.take(1)
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        async with self._at_once:
+            reply, _ = await self._read(
+                "POST", "/v1/chat/completions", data, _LARGEST_REPLY, headers
+            )
+        return reply
+
+    async def cancel_stream(self, chat: Chat, meanwhile: Callable[[], Awaitable[T]]) -> T | None:
+        """Start a stream, and close its connection after ``meanwhile``, which begins at the first
+        event; its result, or None where no event came."""
+        self.budget.take(chat.tokens)
+        seen: list[T] = []
+
+        async def stop() -> bool:
+            seen.append(await meanwhile())
+            return True
+
+        async with self._at_once:
+            await self._stream(chat, stop)
+        return seen[0] if seen else None
+
+    async def _read(
+        self,
+        method: str,
+        path: str,
+        data: bytes | None,
+        limit: int,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[Reply, httpx.Response | None]:
+        started = time.monotonic()
+        sent = {"content-type": "application/json", **(headers or {})} if data else {}
+        try:
+            async with (
+                asyncio.timeout(self._timeout),
+                self._client.stream(
+                    method, self.url + path, content=data, headers=sent
+                ) as response,
+            ):
+                content = b"".join([part async for part in _bounded(response, limit)])
+        except TimeoutError:
+            return Reply(0, f"no response within {self._timeout:g} s"), None
+        except httpx.HTTPError as error:
+            return Reply(0, network_reason(error)), None
+        whole = httpx.Response(response.status_code, content=content)
+        seconds = time.monotonic() - started
+        if whole.status_code != 200:
+            return Reply(whole.status_code, error_message(whole), seconds=seconds), whole
+        return Reply(200, seconds=seconds), whole
+
+    async def _stream(
+        self, chat: Chat, at_first: Callable[[], Awaitable[bool]] | None = None
+    ) -> Reply:
+        """``at_first``: called at the first event; True: the rest is not read."""
+        started = time.monotonic()
+        events: list[float] = []
+        reply = Reply(200)
+        done = False
+        try:
+            async with (
+                asyncio.timeout(self._timeout),
+                self._client.stream(
+                    "POST", self.url + "/v1/chat/completions", json=chat.body()
+                ) as response,
+            ):
+                if response.status_code != 200:
+                    content = b"".join([part async for part in _bounded(response, _LARGEST_REPLY)])
+                    error = httpx.Response(response.status_code, content=content)
+                    return Reply(response.status_code, error_message(error))
+                async for text in _events(response):
+                    if text == _DONE:
+                        done = True
+                        continue
+                    event = _json(text)
+                    if event.get("choices"):
+                        events.append(time.monotonic() - started)
+                        if at_first is not None and await at_first():
+                            break
+                    reply = _with_fields(reply, event)
+        except TimeoutError:
+            return Reply(0, f"the stream did not end within {self._timeout:g} s")
+        except httpx.HTTPError as error:
+            return Reply(0, network_reason(error))
+        return replace(reply, events=tuple(events), done=done, seconds=time.monotonic() - started)
+
+
+async def _bounded(response: httpx.Response, limit: int) -> AsyncIterator[bytes]:
+    """The parts of a body; raises httpx.HTTPError above ``limit`` bytes."""
+    size = 0
+    async for part in response.aiter_bytes():
+        size += len(part)
+        if size > limit:
+            raise httpx.TransportError(f"the response is over {limit:,} bytes")
+        yield part
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[str]:
+    """The data of each server-sent event, when its line is complete."""
+    rest = b""
+    async for part in _bounded(response, _LARGEST_REPLY):
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line.removeprefix(b"data:").strip().decode(errors="replace")
+
+
+def _json(text: str) -> Mapping[str, Any]:
+    """A JSON object; empty where it is something else."""
+    try:
+        return mapping(read_json(text.encode(), "event"))
+    except WireError:
+        return {}
+
+
+def _with_fields(reply: Reply, document: Mapping[str, Any]) -> Reply:
+    """``reply`` with the counts and workers of a response or an event, if it has any."""
+    usage = mapping(document.get("usage"))
+    if usage:
+        details = mapping(usage.get("prompt_tokens_details"))
+        reply = replace(
+            reply,
+            prompt_tokens=_count(usage.get("prompt_tokens")),
+            completion_tokens=_count(usage.get("completion_tokens")),
+            cached_tokens=_count(details.get("cached_tokens")),
+        )
+    workers = mapping(mapping(document.get("nvext")).get("worker_id"))
+    if workers:
+        reply = replace(
+            reply,
+            prefill=_count(workers.get("prefill_worker_id")),
+            decode=_count(workers.get("decode_worker_id")),
+        )
+    return reply
+
+
+def _count(value: object) -> int | None:
+    counts = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return value if counts and isinstance(value, int) else None

@@ -1,0 +1,1 @@
+"""The groups of `dynctl test`: each sends its requests, then its checks judge the replies."""

@@ -1,0 +1,21 @@
+"""Every group of `dynctl test`, in the order of the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from dynctl.experiments.groups.group import Group
+from dynctl.experiments.groups.isolation import ISOLATION
+from dynctl.experiments.groups.limits import LIMITS
+from dynctl.experiments.groups.names import NAMES
+from dynctl.experiments.groups.reuse import REUSE
+from dynctl.experiments.groups.streams import STREAMS
+from dynctl.experiments.groups.tokens import TOKENS
+
+GROUPS: Final[Sequence[Group[Any]]] = (NAMES, TOKENS, STREAMS, REUSE, ISOLATION, LIMITS)
+NOT_TESTED: Final = (
+    "the index block by block",
+    "hand-offs between domains",
+    "load and changes of workers",
+)

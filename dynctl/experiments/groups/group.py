@@ -1,0 +1,79 @@
+"""What every group of `dynctl test` is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from dynctl.experiments.canary import CanaryClient, Chat, Reply
+from dynctl.experiments.prompts import Prompts
+from dynctl.findings.runner import Check, Skipped
+
+Facts = TypeVar("Facts")
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is tested. ``model``: the name that requests have, ``row`` its row of /v1/models.
+
+    ``rows``: all rows, ``listed``: how the server answered for them. ``names_workers``: a reply
+    names the workers that the router chose, if it is asked to. ``count``: prompt tokens of the
+    turns of a chat by a tokenizer of the user's, None without one.
+    """
+
+    model: str
+    listed: Reply
+    rows: Sequence[Mapping[str, Any]] = ()
+    names_workers: bool = False
+    count: Callable[[tuple[str, ...]], int] | None = None
+
+    @property
+    def row(self) -> Mapping[str, Any]:
+        return next((row for row in self.rows if row.get("id") == self.model), {})
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What a group works with.
+
+    ``settle_s``: seconds from a request to the next that must find its blocks: an index learns of
+    them from events, which take some 100 ms. ``pause``: waits so many seconds.
+    """
+
+    client: CanaryClient
+    prompts: Prompts
+    subject: Subject
+    settle_s: float
+    pause: Callable[[float], Awaitable[None]]
+
+    def chat(self, *turns: str, **fields: Any) -> Chat:
+        """A canary of one generated token to the model, which asks for the names of workers."""
+        subject = self.subject
+        return Chat(subject.model, turns, fields=fields, workers=subject.names_workers)
+
+
+@dataclass(frozen=True, slots=True)
+class Group(Generic[Facts]):
+    """``word``: of --only. ``requests`` and ``generated``: the most that it sends and generates."""
+
+    word: str
+    section: str
+    requests: int
+    generated: int
+    gather: Callable[[Bench], Awaitable[Facts]]
+    checks: Sequence[Check[Facts]] = field(default_factory=tuple)
+
+
+def refusal(replies: Sequence[Reply]) -> Skipped | None:
+    """Why a check cannot be judged: the first error among ``replies``; None if all answered."""
+    failed = [reply for reply in replies if not reply.answered]
+    if not failed:
+        return None
+    return Skipped(f"{len(failed)} of {len(replies)} requests failed: {failed[0]}", unread=True)
+
+
+def served_by(replies: Sequence[Reply]) -> str:
+    """The number of workers that the replies name, for the message of a check."""
+    workers = {worker for r in replies for worker in (r.prefill, r.decode) if worker is not None}
+    return f", by {len(workers)} workers" if workers else ", workers not named"

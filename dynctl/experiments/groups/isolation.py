@@ -1,0 +1,115 @@
+"""Group "isolation": a cache salt keeps the caches of two senders apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from dynctl.experiments.canary import Reply
+from dynctl.experiments.groups.group import Bench, Group, served_by
+from dynctl.experiments.groups.reuse import reused, shows_miss, unjudgeable
+from dynctl.findings.runner import Check, Outcome, Passed, Skipped, Wrong, found
+
+_PROMPTS: Final = 3
+_WORDS: Final = 200
+_TRIES: Final = 4
+_MOST_REQUESTS: Final = _PROMPTS * (2 + _TRIES)
+_REFUSED: Final = frozenset({400, 403, 422})
+
+
+@dataclass(frozen=True, slots=True)
+class SaltedReplies:
+    """One prompt: with a salt, with another one, with the first again."""
+
+    first: Reply
+    other: Reply
+    same: Reply
+
+    @property
+    def at_one_place(self) -> bool:
+        """Whether all three went to the same workers, as far as the router names them."""
+        return self.first.place == self.other.place == self.same.place
+
+
+@dataclass(frozen=True, slots=True)
+class IsolationFacts:
+    model: str
+    prompts: Sequence[SaltedReplies]
+
+    @property
+    def replies(self) -> list[Reply]:
+        return [reply for p in self.prompts for reply in (p.first, p.other, p.same)]
+
+
+async def _gather(bench: Bench) -> IsolationFacts:
+    sent = [await _send_salted(bench) for _ in range(_PROMPTS)]
+    return IsolationFacts(bench.subject.model, sent)
+
+
+async def _send_salted(bench: Bench) -> SaltedReplies:
+    text, salt = bench.prompts.fresh(_WORDS), bench.prompts.salt()
+    first = await bench.client.chat(bench.chat(text, cache_salt=salt))
+    await bench.pause(bench.settle_s)
+    other = await _with_other_salt(bench, text, first)
+    same = await bench.client.chat(bench.chat(text, cache_salt=salt))
+    return SaltedReplies(first, other, same)
+
+
+async def _with_other_salt(bench: Bench, text: str, first: Reply) -> Reply:
+    """The first of at most four replies that is reused, or comes from the workers of ``first``."""
+    tries = 1
+    reply = await bench.client.chat(bench.chat(text, cache_salt=bench.prompts.salt()))
+    while tries < _TRIES and not reused(reply) and reply.place != first.place:
+        tries += 1
+        reply = await bench.client.chat(bench.chat(text, cache_salt=bench.prompts.salt()))
+    return reply
+
+
+def _keeps_apart(facts: IsolationFacts) -> Outcome:
+    refused = [reply for reply in facts.replies if reply.status in _REFUSED]
+    if len(refused) == len(facts.replies):
+        return Skipped(f"the server refuses cache_salt: {refused[0]}")
+    if skipped := unjudgeable(facts.replies):
+        return skipped
+    shared = [prompt.other for prompt in facts.prompts if reused(prompt.other)]
+    if shared:
+        count = max(reply.cached_tokens or 0 for reply in shared)
+        return Wrong(
+            (
+                found(
+                    facts.model, shared=str(len(shared)), prompts=_count(facts), cached=f"{count:,}"
+                ),
+            )
+        )
+    # A prompt shows something where its blocks were where the other salt was sent.
+    shown = [prompt for prompt in facts.prompts if reused(prompt.same) and prompt.at_one_place]
+    if not shown:
+        return Skipped("no prompt was reused with its own salt at the worker of the other salt")
+    return Passed(f"{len(shown)} prompts with two salts each" + served_by(facts.replies))
+
+
+def _same_salt_shares(facts: IsolationFacts) -> Outcome:
+    if skipped := unjudgeable(facts.replies):
+        return skipped
+    known = [p.same for p in facts.prompts if reused(p.same) or shows_miss(p.first, p.same)]
+    if not known:
+        return Skipped("each repeat had another decode worker, whose cache the count is of")
+    hits = sum(map(reused, known))
+    if not hits:
+        return Wrong((found(facts.model, prompts=str(len(known))),))
+    return Passed(f"{hits} of {len(known)} prompts")
+
+
+def _count(facts: IsolationFacts) -> str:
+    return str(len(facts.prompts))
+
+
+ISOLATION: Final = Group(
+    "isolation",
+    "isolation",
+    requests=_MOST_REQUESTS,
+    generated=_MOST_REQUESTS,
+    gather=_gather,
+    checks=(Check("DYE0601", _keeps_apart), Check("DYE0602", _same_salt_shares)),
+)

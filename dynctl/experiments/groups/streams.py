@@ -1,0 +1,184 @@
+"""Group "streams": events come as they are generated, end properly, and end when a client goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Final
+
+from dynctl.experiments.canary import CanaryClient, Chat, Reply
+from dynctl.experiments.groups.group import Bench, Group, refusal
+from dynctl.findings.runner import Check, Outcome, Passed, Skipped, Wrong, found
+from dynctl.wire.prometheus_text import read_samples
+
+_LONG: Final = 32
+_SHORT: Final = 1
+_PAIRS: Final = 3
+_WORDS: Final = 24
+_SHORTEST_S: Final = 0.05
+"""Generating the long answer must take so much longer than the short one to show a buffer."""
+_CANCELLED: Final = 256
+_CANCEL_LASTS_S: Final = 3.0
+"""A cancelled answer must have so long to go, or its end proves nothing."""
+_FREED_S: Final = 1.0
+_STEP_S: Final = 0.1
+_RUNNING: Final = (
+    "vllm:num_requests_running",
+    "sglang:num_running_reqs",
+    "dynamo_frontend_inflight_requests",
+)
+"""Gauges of running requests; the first that a server has is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class CancelFacts:
+    """Running requests by ``gauge``: before the stream, while it ran, and later.
+
+    ``after``: one value for each 0.1 s after the cancel, up to the first that is as before.
+    ``lasts``: seconds for which the whole answer would have run.
+    """
+
+    gauge: str = ""
+    before: float = 0.0
+    during: float = 0.0
+    after: Sequence[float] = ()
+    lasts: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFacts:
+    """``short`` and ``long``: streams of 1 and of 32 tokens."""
+
+    model: str
+    short: Sequence[Reply]
+    long: Sequence[Reply]
+    cancel: CancelFacts | Skipped
+
+    @property
+    def per_token(self) -> float:
+        """Seconds for one token of the long streams, as the client sees their ends."""
+        extra = median(r.seconds for r in self.long) - median(r.seconds for r in self.short)
+        return max(0.0, extra) / (_LONG - _SHORT)
+
+
+async def _gather(bench: Bench) -> StreamFacts:
+    model = bench.subject.model
+    short: list[Reply] = []
+    long: list[Reply] = []
+    exactly = True
+    for _ in range(_PAIRS):
+        # One after the other: what streams share would be measured otherwise.
+        for tokens, replies in ((_SHORT, short), (_LONG, long)):
+            chat = Chat(model, (bench.prompts.fresh(_WORDS),), tokens, stream=True, exactly=exactly)
+            reply = await bench.client.chat(chat)
+            if reply.status in (400, 422) and exactly:
+                exactly = False  # the server refuses the fields with which an engine goes on
+                reply = await bench.client.chat(replace(chat, exactly=False))
+            replies.append(reply)
+    facts = StreamFacts(model, short, long, Skipped("no stream was answered"))
+    if refusal((*short, *long)) is not None:
+        return facts
+    return replace(facts, cancel=await _cancel(bench, facts.per_token, exactly=exactly))
+
+
+async def _cancel(bench: Bench, per_token: float, *, exactly: bool) -> CancelFacts | Skipped:
+    lasts = per_token * _CANCELLED
+    if lasts < _CANCEL_LASTS_S:
+        return Skipped(f"an answer of {_CANCELLED} tokens lasts {lasts:.1f} s here: too short")
+    gauge, before = await _running(bench.client)
+    if not gauge:
+        return Skipped("GET /metrics has no gauge of running requests", unread=True)
+    if before:
+        return Skipped(f"{gauge} is {before:g} before the test: others use this server")
+    text = bench.prompts.fresh(_WORDS)
+    chat = Chat(bench.subject.model, (text,), _CANCELLED, stream=True, exactly=exactly)
+    during = await bench.client.cancel_stream(chat, lambda: _running(bench.client))
+    if during is None:
+        return Skipped("the stream to be cancelled had no event", unread=True)
+    after: list[float] = []
+    for _ in range(round(_CANCEL_LASTS_S / _STEP_S)):
+        after.append((await _running(bench.client))[1])
+        if after[-1] <= before:
+            break
+        await bench.pause(_STEP_S)
+    return CancelFacts(gauge, before, during[1], after, lasts)
+
+
+async def _running(client: CanaryClient) -> tuple[str, float]:
+    """The gauge of running requests that the server has, and its sum."""
+    text = await client.metrics()
+    if text is None:
+        return "", 0.0
+    data = text.encode()
+    samples = list(read_samples(data, frozenset(_RUNNING), max_bytes=len(data), strict=False))
+    for gauge in _RUNNING:
+        values = [float(sample.value) for sample in samples if sample.name == gauge]
+        if values:
+            return gauge, sum(values)
+    return "", 0.0
+
+
+def _incremental(facts: StreamFacts) -> Outcome:
+    if refused := refusal((*facts.short, *facts.long)):
+        return refused
+    whole = median(reply.seconds for reply in facts.long)
+    extra = whole - median(reply.seconds for reply in facts.short)
+    if extra < _SHORTEST_S:
+        return Skipped(f"{_LONG} tokens take {extra * 1e3:.0f} ms longer than 1: too short to see")
+    firsts = [reply.events[0] for reply in facts.long if reply.events]
+    if len(firsts) < len(facts.long):
+        return Wrong((found(facts.model, first="never", whole=f"{whole:.2f} s"),))
+    first = median(firsts)
+    # A stream that is not held back has its first event when one token is generated.
+    if first > whole - extra / 2:
+        return Wrong((found(facts.model, first=f"after {first:.2f} s", whole=f"{whole:.2f} s"),))
+    return Passed(f"first event after {first:.2f} s, the last after {whole:.2f} s")
+
+
+def _ends(facts: StreamFacts) -> Outcome:
+    replies = (*facts.short, *facts.long)
+    if refused := refusal(replies):
+        return refused
+    open_ends = [reply for reply in replies if not reply.done]
+    if open_ends:
+        return Wrong((found(facts.model, count=str(len(open_ends)), streams=str(len(replies))),))
+    return Passed(f"{len(replies)} streams")
+
+
+def _usage(facts: StreamFacts) -> Outcome:
+    replies = (*facts.short, *facts.long)
+    if refused := refusal(replies):
+        return refused
+    without = [reply for reply in replies if reply.prompt_tokens is None]
+    if without:
+        return Wrong((found(facts.model, count=str(len(without)), streams=str(len(replies))),))
+    return Passed(f"{len(replies)} streams")
+
+
+def _frees(facts: StreamFacts) -> Outcome:
+    cancel = facts.cancel
+    if isinstance(cancel, Skipped):
+        return cancel
+    if cancel.during <= cancel.before:
+        return Skipped(f"{cancel.gauge} did not show the request while it ran")
+    freed = [number for number, value in enumerate(cancel.after) if value <= cancel.before]
+    if freed and freed[0] * _STEP_S <= _FREED_S:
+        return Passed(f"{cancel.gauge} fell within {(freed[0] + 1) * _STEP_S:.1f} s")
+    took = f"after {freed[0] * _STEP_S:.1f} s" if freed else f"not within {_CANCEL_LASTS_S:g} s"
+    return Wrong((found(facts.model, gauge=cancel.gauge, took=took),))
+
+
+STREAMS: Final = Group(
+    "streams",
+    "streams",
+    requests=2 * _PAIRS + 2,
+    generated=_PAIRS * (_LONG + _SHORT) + _LONG + _CANCELLED,
+    gather=_gather,
+    checks=(
+        Check("DYE0301", _incremental),
+        Check("DYE0302", _ends),
+        Check("DYE0303", _usage),
+        Check("DYE0304", _frees),
+    ),
+)

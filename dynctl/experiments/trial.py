@@ -1,0 +1,159 @@
+"""Run the groups of `dynctl test` one after the other, and report."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from secrets import randbits
+from typing import Any, Final, TypeVar
+
+from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
+from dynctl.documents.trial import Spent, TrialReport
+from dynctl.experiments.canary import MOST_AT_ONCE, Budget, BudgetSpent, CanaryClient, Chat
+from dynctl.experiments.groups.all import GROUPS, NOT_TESTED
+from dynctl.experiments.groups.group import Bench, Group, Subject
+from dynctl.experiments.prompts import Prompts
+from dynctl.findings.catalogue import all_codes
+from dynctl.findings.report import Section, summarize
+from dynctl.findings.runner import Check, Skipped, run
+from dynctl.findings.suppression import NOTHING, Suppressions
+
+Facts = TypeVar("Facts")
+_GREETING: Final = "dynctl-test: hello"
+
+
+@dataclass(frozen=True, slots=True)
+class TrialOptions:
+    """What to test. ``timeout``: seconds for each response, ``duration`` for the whole test.
+
+    ``settle``: seconds between a request and its repeat. ``only``: words of groups, all where it is
+    empty. ``seed`` None: a random one. ``model_path``: a tokenizer directory with which counts of
+    tokens are compared.
+    """
+
+    url: str
+    key: str | None = None
+    model: str | None = None
+    only: tuple[str, ...] = ()
+    requests: int = 200
+    duration: float = 120.0
+    timeout: float = 30.0
+    settle: float = 0.5
+    seed: int | None = None
+    model_path: Path | None = None
+    suppressed: Suppressions = NOTHING
+
+
+def chosen_groups(only: Sequence[str]) -> list[Group[Any]]:
+    """The groups with these words, all where there are none. Raises UsageProblem."""
+    words = [group.word for group in GROUPS]
+    unknown = [word for word in only if word not in words]
+    if unknown:
+        raise UsageProblem(f"--only {unknown[0]}: unknown group", f"groups: {', '.join(words)}")
+    return [group for group in GROUPS if not only or group.word in only]
+
+
+def announcement(wanted: TrialOptions) -> str:
+    """What the test sends at most, for a message before it starts."""
+    groups = chosen_groups(wanted.only)
+    requests = min(wanted.requests, 1 + sum(group.requests for group in groups))
+    generated = 1 + sum(group.generated for group in groups)
+    return (
+        f"test: at most {requests:,} requests and {generated:,} generated tokens in "
+        f"{wanted.duration:g} s, {MOST_AT_ONCE} at a time, to {wanted.url}; nothing is changed"
+    )
+
+
+async def run_trial(wanted: TrialOptions, say: Callable[[str], object] = str) -> TrialReport:
+    """Test a server. ``say`` gets the section of each group when it begins.
+
+    Raises Unreachable where the server does not answer, UsageProblem without a model.
+    """
+    groups = chosen_groups(wanted.only)
+    started = time.monotonic()
+    seed = randbits(32) if wanted.seed is None else wanted.seed
+    budget = Budget(
+        wanted.requests, 1 + sum(group.generated for group in groups), started + wanted.duration
+    )
+    async with CanaryClient(wanted.url, wanted.key, wanted.timeout, budget) as client:
+        subject = await _subject(client, wanted)
+        bench = Bench(client, Prompts(seed), subject, wanted.settle, asyncio.sleep)
+        sections: list[Section] = []
+        for group in groups:
+            say(group.section)
+            sections += await _section(group, bench, wanted.suppressed)
+    seconds = time.monotonic() - started
+    spent = Spent(budget.sent, budget.prompt_tokens, budget.generated, round(seconds, 2))
+    return TrialReport(
+        [f"{client.url}, model {subject.model}: {spent}"],
+        sections,
+        summarize(sections),
+        list(NOT_TESTED),
+        spent=spent,
+        model=subject.model,
+        seed=seed,
+    )
+
+
+async def _subject(client: CanaryClient, wanted: TrialOptions) -> Subject:
+    listed, rows = await client.models()
+    if listed.status == 0:
+        raise Unreachable(
+            f"{client.url} does not answer: {listed.problem}", "check the address and the port"
+        )
+    if listed.status in (401, 403):
+        raise DynctlError(
+            f"{client.url}/v1/models: {listed}",
+            "set the variable with the API key: --api-key-env NAME",
+        )
+    model = wanted.model or next((str(row["id"]) for row in rows), None)
+    if model is None:
+        raise UsageProblem(
+            f"{client.url}/v1/models lists no models: {listed}", "specify one: --model NAME"
+        )
+    names_workers = await _names_workers(client, model)
+    return Subject(model, listed, rows, names_workers, _counter(wanted.model_path))
+
+
+async def _names_workers(client: CanaryClient, model: str) -> bool:
+    """Whether replies name workers; a server that does not know the field ignores or refuses it."""
+    reply = await client.chat(Chat(model, (_GREETING,), workers=True))
+    return reply.decode is not None or reply.prefill is not None
+
+
+def _counter(model_path: Path | None) -> Callable[[tuple[str, ...]], int] | None:
+    """Counts the prompt tokens of a chat as the tokenizer in a directory makes them."""
+    if model_path is None:
+        return None
+    from dynctl.tokenization.errors import TokenizerError
+    from dynctl.tokenization.model import load_tokenizer
+
+    try:
+        tokenizer = load_tokenizer(model_path)
+    except TokenizerError as error:
+        raise UsageProblem(f"--model-path {model_path}: {error}") from None
+    roles = ("user", "assistant")
+    return lambda turns: len(
+        tokenizer.encode_chat(
+            [{"role": roles[number % 2], "content": text} for number, text in enumerate(turns)]
+        )
+    )
+
+
+async def _section(
+    group: Group[Facts], bench: Bench, suppressed: Suppressions
+) -> Sequence[Section]:
+    """The section of a group. A budget that is spent before its end skips all its checks."""
+    checks = group.checks
+    facts: Any = None
+    if all(suppressed.leaves_out(check.code) for check in checks):
+        return run([(group.section, checks)], facts, all_codes(), suppressed=suppressed).sections
+    try:
+        facts = await group.gather(bench)
+    except BudgetSpent as spent:
+        reason = Skipped(f"{spent}; raise --budget", unread=True)
+        checks = [Check(check.code, lambda _: reason) for check in checks]
+    return run([(group.section, checks)], facts, all_codes(), suppressed=suppressed).sections

@@ -1,0 +1,150 @@
+"""A proxy before an OpenAI server that has one fault, as those that `dynctl test` must name."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import count
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from tests.ports import free_port
+
+Body = dict[str, Any]
+
+
+class Fault:
+    """What a proxy without a fault does. Subclasses override one step.
+
+    ``request`` changes the body of a chat, or returns the response to send. ``answer`` changes the
+    document of a whole answer, ``events`` the lines of a stream.
+    """
+
+    def __init__(self) -> None:
+        self.number = count()
+
+    def request(self, body: Body) -> web.Response | None:
+        return None
+
+    def unreadable(self, data: bytes) -> web.Response | None:
+        return None
+
+    def answer(self, document: Body) -> None:
+        pass
+
+    def models(self, document: Body) -> web.Response | None:
+        return None
+
+    async def events(self, lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for line in lines:
+            yield line
+
+    reads_to_the_end = False
+
+
+def error(status: int, message: str) -> web.Response:
+    return web.json_response({"error": {"message": message, "code": status}}, status=status)
+
+
+def first_text(body: Body, change: Callable[[str], str]) -> None:
+    message = body["messages"][0]
+    message["content"] = change(message["content"])
+
+
+@asynccontextmanager
+async def faulty_proxy(upstream: str, fault: Fault) -> AsyncIterator[str]:
+    """The URL of a proxy before ``upstream``."""
+    async with aiohttp.ClientSession() as session:
+        application = web.Application(client_max_size=16 * 1024 * 1024)
+        proxy = _Proxy(upstream, fault, session)
+        application.router.add_post("/v1/chat/completions", proxy.chat)
+        application.router.add_get("/v1/models", proxy.models)
+        application.router.add_route("*", "/{path:.*}", proxy.other)
+        runner = web.AppRunner(application, handler_cancellation=True)
+        await runner.setup()
+        port = free_port()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            await proxy.close()
+            await runner.cleanup()
+
+
+class _Proxy:
+    def __init__(self, upstream: str, fault: Fault, session: aiohttp.ClientSession) -> None:
+        self._upstream = upstream
+        self._fault = fault
+        self._session = session
+        self._reading: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        for task in self._reading:
+            task.cancel()
+        await asyncio.gather(*self._reading, return_exceptions=True)
+
+    async def models(self, request: web.Request) -> web.StreamResponse:
+        async with self._session.get(self._upstream + "/v1/models") as answer:
+            document = await answer.json()
+        return self._fault.models(document) or web.json_response(document)
+
+    async def other(self, request: web.Request) -> web.StreamResponse:
+        data = await request.read()
+        headers = {"content-type": request.headers.get("content-type", "")}
+        async with self._session.request(
+            request.method, self._upstream + request.path, data=data, headers=headers
+        ) as answer:
+            return web.Response(status=answer.status, body=await answer.read())
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        data = await request.read()
+        try:
+            body = json.loads(data)
+        except ValueError:
+            response = self._fault.unreadable(data)
+            if response is not None:
+                return response
+            return await self._send_on(request, data, stream=False)
+        response = self._fault.request(body)
+        if response is not None:
+            return response
+        stream = bool(body.get("stream"))
+        return await self._send_on(request, json.dumps(body).encode(), stream=stream)
+
+    async def _send_on(self, request: web.Request, data: bytes, *, stream: bool) -> Any:
+        headers = {"content-type": "application/json"}
+        if key := request.headers.get("authorization"):
+            headers["authorization"] = key
+        answer = await self._session.post(
+            self._upstream + "/v1/chat/completions", data=data, headers=headers
+        )
+        if not stream or answer.status != 200:
+            document = await answer.json()
+            if answer.status == 200:
+                self._fault.answer(document)
+            return web.json_response(document, status=answer.status)
+        return await self._stream(request, answer)
+
+    async def _stream(self, request: web.Request, answer: aiohttp.ClientResponse) -> Any:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        try:
+            await response.prepare(request)
+            async for line in self._fault.events(answer.content):
+                await response.write(line)
+            await response.write_eof()
+        except (ConnectionError, asyncio.CancelledError):
+            if self._fault.reads_to_the_end:
+                self._reading.add(asyncio.create_task(_drain(answer)))
+                return response
+        answer.close()
+        return response
+
+
+async def _drain(answer: aiohttp.ClientResponse) -> None:
+    async with answer:
+        async for _ in answer.content:
+            pass
