@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
@@ -39,7 +39,7 @@ class Fault:
     def models(self, document: Body) -> web.Response | None:
         return None
 
-    async def events(self, lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def events(self, lines: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
         async for line in lines:
             yield line
 
@@ -115,7 +115,9 @@ class _Proxy:
         stream = bool(body.get("stream"))
         return await self._send_on(request, json.dumps(body).encode(), stream=stream)
 
-    async def _send_on(self, request: web.Request, data: bytes, *, stream: bool) -> Any:
+    async def _send_on(
+        self, request: web.Request, data: bytes, *, stream: bool
+    ) -> web.StreamResponse:
         headers = {"content-type": "application/json"}
         if key := request.headers.get("authorization"):
             headers["authorization"] = key
@@ -129,7 +131,9 @@ class _Proxy:
             return web.json_response(document, status=answer.status)
         return await self._stream(request, answer)
 
-    async def _stream(self, request: web.Request, answer: aiohttp.ClientResponse) -> Any:
+    async def _stream(
+        self, request: web.Request, answer: aiohttp.ClientResponse
+    ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         try:
             await response.prepare(request)

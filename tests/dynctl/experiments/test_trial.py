@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator
 from typing import Any
 from uuid import uuid4
 
@@ -81,13 +81,13 @@ class AddedText(Fault):
 
 
 class Buffers(Fault):
-    async def events(self, lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def events(self, lines: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
         for line in [line async for line in lines]:
             yield line
 
 
 class NoEnd(Fault):
-    async def events(self, lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def events(self, lines: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
         async for line in lines:
             if b"[DONE]" not in line:
                 yield line
