@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, Final
 
@@ -136,7 +136,8 @@ class DemoCluster:
     def forward(self, namespace: str, pod: str, port: int) -> Iterator[str]:
         self._expect_kubelet(namespace, pod)
         server = _FrontendServer(self._state["frontend"])
-        thread = threading.Thread(target=server.serve_forever, name="demo frontend", daemon=True)
+        # How often it looks for its end, in seconds.
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
         thread.start()
         try:
             yield f"127.0.0.1:{server.server_port}"
@@ -167,10 +168,9 @@ class DemoCluster:
         return files
 
 
-class _FrontendServer(ThreadingHTTPServer):
-    """Answers GET on a free port of loopback with the texts and documents of ``answers``."""
-
-    daemon_threads = True
+class _FrontendServer(HTTPServer):
+    """Answers GET on a free port of loopback, one request after another, with the texts and
+    documents of ``answers``."""
 
     def __init__(self, answers: Mapping[str, Any]) -> None:
         self.answers = answers
