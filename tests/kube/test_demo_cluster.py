@@ -110,6 +110,13 @@ def test_wrong_names_are_refused(dynctl: Run) -> None:
     )
 
 
+def test_nothing_is_changed_there(dynctl: Run) -> None:
+    words = ("thresholds", "set", "Qwen/Qwen3-0.6B", "--active-prefill-tokens", "5", "-y")
+    ran = dynctl(*words, "--discovery", "kubernetes", "--kube-context", "demo:healthy")
+    assert ran.code == 3
+    assert "501: a simulated frontend serves and changes nothing" in ran.error[0]
+
+
 # -- the port --------------------------------------------------------------------------------------
 
 

@@ -183,13 +183,19 @@ class _FrontendAnswer(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         answer = self.server.answers.get(self.path)
-        status = 404 if answer is None else 200
         if answer is None:
-            answer = {"message": f"Route not found: GET {self.path}", "code": 404}
-        body = answer.encode() if isinstance(answer, str) else msgspec.json.encode(answer)
-        kind = "text/plain" if isinstance(answer, str) else "application/json"
+            self._reply(404, {"message": f"Route not found: GET {self.path}", "code": 404})
+        else:
+            self._reply(200, answer)
+
+    def do_POST(self) -> None:
+        self._reply(501, {"message": "a simulated frontend serves and changes nothing"})
+
+    def _reply(self, status: int, answer: Any) -> None:
+        is_text = isinstance(answer, str)
+        body = answer.encode() if is_text else msgspec.json.encode(answer)
         self.send_response(status)
-        self.send_header("Content-Type", kind)
+        self.send_header("Content-Type", "text/plain" if is_text else "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
