@@ -6,7 +6,8 @@ A fix names the object to change: the graph's component, the image, the quota.
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from dynctl.base.json_fields import mapping
 from dynctl.verify.chain import WorkerChain
@@ -20,7 +21,7 @@ from dynctl.wire.kubernetes.names import (
     RECREATE,
     STRATEGY_ANNOTATION,
 )
-from dynctl.wire.kubernetes.objects import ObjectEvent, Pod
+from dynctl.wire.kubernetes.objects import ObjectEvent
 
 #: Events that say nothing about a start.
 _OTHERS: Final = (LABEL_MISSING_REASON, "Unhealthy")
@@ -73,43 +74,58 @@ def start_obstacle(
     ]
     event = max(events, key=_last_seen, default=None)
     noted = "" if event is None else _event_text(event, cluster.now)
-    recreated = _is_crash(why) and graph is not None and _is_recreated(graph, worker)
-    if recreated and graph is not None:
-        pods = [pod_of(other) for other in graph.workers if other.component == worker.component]
-        ready = f"{sum(map(_is_ready, pods)):,} of {len(pods):,} pods of {worker.component}"
-        noted += f"; under Recreate the earlier pods ended first: {ready} are ready"
-    return noted, _start_fix(worker, why, known=event is not None, recreated=recreated)
+    if graph is None or not _is_crash(why) or not _is_recreated(graph, worker):
+        return noted, _start_fix(worker, why, known=event is not None)
+    pods = [
+        other.pod
+        for other in graph.workers
+        if other.pod is not None and other.component == worker.component
+    ]
+    ready = sum(pod.ready for pod in pods)
+    left = f"{ready:,} of {len(pods):,} pods of {worker.component} are ready"
+    return f"{noted}; under Recreate the earlier pods ended first: {left}", _recreate_fix(worker)
 
 
 def _is_crash(why: str) -> bool:
     return why == "CrashLoopBackOff" or why.startswith("ended")
 
 
-def _is_ready(pod: Pod) -> bool:
-    return pod.ready
-
-
 def _is_recreated(graph: VerifiedGraph, worker: WorkerChain) -> bool:
     """Whether an update of the worker's component ends its earlier pods before it creates new ones:
     as its pod, its component or its graph is annotated."""
-    annotations = [pod_of(worker).annotations]
+    annotated: list[Mapping[str, Any]] = [pod_of(worker).annotations]
     if graph.graph is not None:
-        annotations.append(
-            mapping(mapping(graph.graph.manifest.body.get("spec")).get("annotations"))
-        )
+        spec = mapping(graph.graph.manifest.body.get("spec"))
+        annotated.append(mapping(spec.get("annotations")))
         for component in graph.graph.components:
             if component.name.lower() == worker.component.lower():
                 template = mapping(component.body.get("podTemplate"))
-                annotations.append(mapping(component.body.get("annotations")))
-                annotations.append(mapping(mapping(template.get("metadata")).get("annotations")))
-    return any(found.get(STRATEGY_ANNOTATION) == RECREATE for found in annotations)
+                annotated.append(mapping(component.body.get("annotations")))
+                annotated.append(mapping(mapping(template.get("metadata")).get("annotations")))
+    return any(annotations.get(STRATEGY_ANNOTATION) == RECREATE for annotations in annotated)
 
 
-def _start_fix(worker: WorkerChain, why: str, *, known: bool, recreated: bool) -> str:
-    """``known``: whether an event has the reason. ``recreated``: no earlier pod serves on."""
-    pod, (namespace, _, graph) = pod_of(worker), worker.graph.rpartition("/")
+def _recreate_fix(worker: WorkerChain) -> str:
+    return (
+        f"{_logs(worker)}; then apply the graph as it was before, or correct {_component(worker)}"
+    )
+
+
+def _logs(worker: WorkerChain) -> str:
+    pod = pod_of(worker)
+    return f"kubectl logs {pod.name} -n {pod.namespace} --previous"
+
+
+def _component(worker: WorkerChain) -> str:
+    """The component of a worker, and the command that changes it."""
+    namespace, _, graph = worker.graph.rpartition("/")
     edit = f"kubectl edit dynamographdeployment {graph} -n {namespace}"
-    component = f"component {worker.component}: {edit}"
+    return f"component {worker.component}: {edit}"
+
+
+def _start_fix(worker: WorkerChain, why: str, *, known: bool) -> str:
+    """``known``: whether an event has the reason."""
+    pod, component = pod_of(worker), _component(worker)
     if why in _IMAGE:
         image = "" if pod.main is None else f" {pod.main.image}"
         return f"correct image{image}, or its pull secret, in {component}"
@@ -118,10 +134,7 @@ def _start_fix(worker: WorkerChain, why: str, *, known: bool, recreated: bool) -
     if why == "not scheduled" and known:
         return f"add what the event names, or change resources and selectors of {component}"
     if _is_crash(why):
-        logs = f"kubectl logs {pod.name} -n {pod.namespace} --previous"
-        if recreated:
-            return f"{logs}; then apply the graph as it was before, or correct {component}"
-        return f"{logs}; then correct {component}, or apply the graph as it was before"
+        return f"{_logs(worker)}; then correct {component}, or apply the graph as it was before"
     return f"find the reason: kubectl describe pod {pod.name} -n {pod.namespace}"
 
 
