@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import subprocess
+import sys
 import time
+from collections.abc import Mapping
+from contextlib import ExitStack
 
 from tests.contract.nats_server import NatsServer
 from tests.dynamo.fleet import DynamoFleet
-from tests.dynamo.ours import OurFrontend, wait
+from tests.dynamo.ours import FOREIGN, OurFrontend, wait
 from tests.planes.traffic import Scores
+from tests.waiting import patience
 
 
 def ejected(ours: OurFrontend) -> list[str]:
@@ -63,3 +70,47 @@ def test_all_servers_are_gone_for_a_while(
             time.sleep(0.5)
     assert not requests.lost, requests.lost[-3:]
     assert not seen
+
+
+def command_output(planes: Mapping[str, str], *words: str) -> tuple[int, str]:
+    """The exit code of a command, and what it printed."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+    done = subprocess.run(
+        [sys.executable, "-m", "dynctl", *words],
+        capture_output=True,
+        text=True,
+        timeout=patience(90),
+        env={**clean, **planes},
+    )
+    return done.returncode, " ".join(f"{done.stdout} {done.stderr}".split())
+
+
+def test_commands_while_all_servers_are_silent(
+    ours: OurFrontend, workers: DynamoFleet, nats: list[NatsServer]
+) -> None:
+    """Each names what it could not read, and none fails or waits for ever."""
+    addresses = ",".join(f"nats://{server.address}" for server in nats)
+    names = ("DYN_DISCOVERY_BACKEND", "DYN_REQUEST_PLANE", "ETCD_ENDPOINTS")
+    planes = {name: workers.environment[name] for name in names} | {"NATS_SERVER": addresses}
+    with ExitStack() as stack:
+        for server in nats:
+            stack.enter_context(server.frozen())
+        wait(ours, lambda: ("REQUEST_PLANE_LOST", "NATS") in ours.conditions(), "NATS lost")
+        status, health = ours.get("/health")
+        assert status == 200
+        assert json.loads(health)["status"] == "degraded"
+        frontend = ("--frontend", ours.url)
+        code, text = command_output({}, "check", *frontend)
+        assert code == 1
+        assert "FAIL REQUEST_PLANE_LOST" in text
+        assert command_output({}, "workers", "list", *frontend)[1].count("disconnected") == 2
+        code, text = command_output({}, "route", "hello there", *frontend)
+        assert (code, "index current for 0 of 2 workers" in text) == (0, True), text
+        assert "REQUEST_PLANE_LOST" in command_output({}, "top", "--once", *frontend)[1]
+        code, text = command_output(planes, "workers", "list")
+        assert (code, "recovery has not started yet" in text) == (0, True), text
+        code, text = command_output(planes, "route", "hello there")
+        assert (code, "caches of these workers unknown" in text) == (0, True), text
+        code, text = command_output(planes, "events", "tail", "--duration", "10s")
+        assert (code, "cannot reach NATS" in text) == (0, True), text
+    wait(ours, lambda: not ours.conditions(), "the end of all conditions")
