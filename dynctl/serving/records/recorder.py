@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
+import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -76,6 +78,9 @@ _TENANT_BYTES: Final = 8
 MOST_RECORDINGS: Final = 3
 #: Seconds for which the end of a process waits for its recordings.
 _CLOSE_S: Final = 2.0
+#: After a full disk: free bytes with which a recording begins again, and seconds between two looks.
+_ROOM_BYTES: Final = 16 * 1024 * 1024
+_ROOM_S: Final = 2.0
 
 Observed = Arrived | Decided | Finished | Noted
 
@@ -504,27 +509,30 @@ class Recordings:
     async def keep_file(self, sink: FileSink, *, max_bytes: int) -> None:
         """Record to files until the process ends: a full one gets the name ``FILE.old``.
 
-        After a failure of the recording itself, a call with the same sink goes on in a new file.
+        After a failure of the recording itself, a call with the same sink goes on in a new file;
+        after a full disk it goes on once the disk has room.
         """
-        try:
-            if sink.closed:
-                sink = FileSink(sink.path, replace_old=True)
-            while True:
+        # Not the name of the task, whose condition ends with it.
+        subject = str(sink.path)
+        while True:
+            try:
+                if sink.closed:
+                    sink = FileSink(sink.path, replace_old=True)
+                    self._service.clear_condition(conditions.BACKGROUND_TASK_FAILED, subject)
                 try:
                     recorder = await self.record(sink, max_bytes=max_bytes)
                 finally:
                     sink.close()
                 if not recorder.full:
                     return
-                sink = FileSink(sink.path, replace_old=True)
-        except (OSError, UsageProblem, RecordingsFull) as error:
-            text = str(error)
-            if isinstance(error, OSError):
-                text = file_problem(error, writing=True)
-            message = f"recording to {sink.path} ended: {text}"
-            # Not the name of the task, whose condition ends with it.
-            subject = str(sink.path)
-            self._service.set_condition(conditions.BACKGROUND_TASK_FAILED, subject, message)
+            except (OSError, UsageProblem, RecordingsFull) as error:
+                full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+                text = file_problem(error, writing=True) if isinstance(error, OSError) else error
+                message = f"recording to {sink.path} ended: {text}"
+                self._service.set_condition(conditions.BACKGROUND_TASK_FAILED, subject, message)
+                if not full:
+                    return
+                await _wait_for_room(sink.path, min(max_bytes, _ROOM_BYTES))
 
     async def close(self, why: str = "the process ended") -> None:
         """End all recordings, and wait a moment until each is complete."""
@@ -552,6 +560,21 @@ def reports_caches(workers: Iterable[Worker]) -> bool:
     return not any(
         worker.role is not Role.DECODE or worker.model not in others for worker in silent
     )
+
+
+async def _wait_for_room(path: Path, size: int) -> None:
+    """Return when the disk of a file has so many free bytes; a file without content is removed."""
+
+    def has_room() -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_size == 0:
+                path.unlink()  # else it would replace the file before it
+        return shutil.disk_usage(path.parent).free >= size
+
+    while True:
+        await asyncio.sleep(_ROOM_S)
+        if await asyncio.to_thread(has_room):
+            return
 
 
 class RecordingsFull(Exception):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from dynctl.base.errors import UsageProblem
+from dynctl.base.tasks import end_tasks
 from dynctl.documents import recording_file
 from dynctl.documents.recording import (
     Arrived,
@@ -24,6 +25,7 @@ from dynctl.documents.recording import (
     State,
 )
 from dynctl.documents.recording_file import RecordingFile, read_recording, recording_report
+from dynctl.health.conditions import BACKGROUND_TASK_FAILED
 from dynctl.serving.records import recorder as recorder_module
 from dynctl.serving.records.recorder import (
     FileSink,
@@ -230,6 +232,33 @@ async def test_a_full_disk_ends_a_recording_at_a_whole_chunk(
     assert 0 < path.stat().st_size <= 5_000
     noted = of(Noted, list(read_recording(path)))
     assert [one for one in noted if one.kind == "cut"] == []
+
+
+async def test_a_recording_of_a_process_goes_on_when_its_disk_has_room_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path, full, real = tmp_path / "r", True, os.write
+
+    def write(file: int, data: bytes) -> int:
+        if full and os.readlink(f"/proc/self/fd/{file}") == str(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(file, data)
+
+    monkeypatch.setattr("dynctl.serving.records.recorder.os.write", write)
+    monkeypatch.setattr("dynctl.serving.records.recorder._ROOM_S", 0.01)
+    async with site([{"name": "a0"}]) as fleet:
+        await fleet.connected()
+        conditions = fleet.frontend.service.conditions
+        recordings = fleet.frontend.administration.recordings
+        running = asyncio.create_task(recordings.keep_file(FileSink(path), max_bytes=1 << 20))
+        named = (BACKGROUND_TASK_FAILED, str(path))
+        await until(lambda: named in {(one.code, one.subject) for one in conditions})
+        full = False
+        header = len(recording_file.HEADER)
+        await until(lambda: path.exists() and path.stat().st_size > header)
+        assert named not in {(one.code, one.subject) for one in conditions}
+        await end_tasks([running])
+    assert list(read_recording(path))
 
 
 async def test_the_steps_of_a_canary_are_in_the_recording(tmp_path: Path, caplog):
