@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         DEFAULT_PRESET, PRESETS, SETTINGS, Only, RouterConfig, Setting, find_setting,
         legacy_overlap_weight, preset,
     )
+    from router_core.frozen import quick_init
     from router_core.hashing import (
         BlockHashes, hash_prompt, local_block_hashes, sequence_hashes, to_signed, to_unsigned,
     )
@@ -110,6 +111,7 @@ __all__ = [  # noqa: RUF022 - grouped by module
     "REPORTED_TOKENS", "THRESHOLD_SETTINGS", "ThresholdSignal", "Thresholds",
     "DEFAULT_PRESET", "PRESETS", "SETTINGS", "Only", "RouterConfig", "Setting", "find_setting",
     "legacy_overlap_weight", "preset",
+    "quick_init",
     "BlockHashes", "hash_prompt", "local_block_hashes", "sequence_hashes", "to_signed",
     "to_unsigned",
     "PromptHasher",
@@ -158,6 +160,7 @@ _MODULES = {
     "config":
         "DEFAULT_PRESET PRESETS SETTINGS Only RouterConfig Setting find_setting "
         "legacy_overlap_weight preset",
+    "frozen": "quick_init",
     "hashing": "BlockHashes hash_prompt local_block_hashes sequence_hashes to_signed to_unsigned",
     "prompt_hasher": "PromptHasher",
     "index": "IndexBound PrefixIndex",

@@ -23,6 +23,7 @@ from dynctl.wire.openai import (
     read_message,
     with_effort,
 )
+from router_core import quick_init
 
 _Objects = Annotated[list[dict[str, Any]], Meta(max_length=65_536)]
 #: A text that a client adds to each request with a different hash; vLLM leaves it out.
@@ -75,6 +76,7 @@ class MessagesFields(CommonFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagesRequest(ChatRequest):
     """``POST /v1/messages`` as a chat. ``body`` stays the client's own."""

@@ -18,6 +18,7 @@ from dynctl.base.json_fields import describe
 from dynctl.wire import nvext as controls
 from dynctl.wire.json_body import U32, convert, without_nulls
 from dynctl.wire.nvext import NO_NVEXT, NvExt, TokenIds, parse_nvext, read_token_ids, request_id_of
+from router_core import quick_init
 
 _MAX_PROMPTS: Final = 4096
 #: Choices that vLLM makes of one request.
@@ -159,6 +160,7 @@ class _Common:
     request_id: str | None = None
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest(_Common):
     """``POST /v1/chat/completions``. ``template_args`` go to the chat template by name.
@@ -195,6 +197,7 @@ class TranslatedChat:
         self.reason = self.reason or f"cache overlap not modelled: the engine renders {what}"
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest(_Common):
     """``POST /v1/completions``. Each prompt is text or token ids; there is at least one.
@@ -212,6 +215,7 @@ class CompletionRequest(_Common):
     unread_tokens: int = 0
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingRequest(CompletionRequest):
     """``POST /v1/embeddings``. Its inputs are the ``prompts``; it has no output tokens.

@@ -22,6 +22,7 @@ from dynctl.wire.openai import (
     read_message,
     with_effort,
 )
+from router_core import quick_init
 
 #: Fields whose effect needs a response that one engine keeps.
 _STATEFUL: Final = {
@@ -72,6 +73,7 @@ class ResponsesFields(CommonFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesRequest(ChatRequest):
     """``POST /v1/responses`` as a chat. ``body`` stays the client's own."""

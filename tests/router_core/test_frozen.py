@@ -40,3 +40,28 @@ def test_fields_defaults_and_errors_are_the_same() -> None:
 def test_a_value_stays_frozen() -> None:
     with pytest.raises(FrozenInstanceError):
         Quick("x").count = 1  # type: ignore[misc]
+
+
+@quick_init
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    name: str
+    count: int = 3
+
+
+@quick_init
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extended(Base):
+    more: int
+
+
+def test_a_class_with_a_base_takes_the_fields_of_both_by_name() -> None:
+    value = Extended(name="x", more=2)
+    assert (value.name, value.count, value.more) == ("x", 3, 2)
+    assert type(value) is Extended
+    assert type(Base(name="x")) is Base
+    assert value != Base(name="x")
+    with pytest.raises(FrozenInstanceError):
+        value.count = 1  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        Extended("x", 2)  # type: ignore[misc]

@@ -13,11 +13,12 @@ from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.wire.engine_kinds.kind import EngineKind
 from dynctl.wire.engine_kinds.table import OTHER
 from dynctl.wire.openai import ChatRequest, CompletionRequest
-from router_core import Decision, RoutingPlan, RoutingRequest, Worker
+from router_core import Decision, RoutingPlan, RoutingRequest, Worker, quick_init
 
 RANK_HEADER: Final = "x-data-parallel-rank"
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class Call:
     """What a client asks of the workers. ``body`` is what engines receive; ``raw`` the same as

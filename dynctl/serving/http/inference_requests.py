@@ -44,7 +44,7 @@ from dynctl.wire.openai import (
     parse_embedding_request,
 )
 from dynctl.wire.responses import parse_responses_request
-from router_core import HashingError, Session
+from router_core import HashingError, Session, quick_init
 
 #: Fields that `nvext.extra_fields` may request, which show workers, or what was cached.
 _DETAILS: Final = frozenset({"worker_id", "timing"})
@@ -56,6 +56,7 @@ _INLINE_CHARS: Final = 16 * 1024
 _log = logging.getLogger(__name__)
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class Received:
     """A request as its client sent it, with its model.

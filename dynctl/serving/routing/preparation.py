@@ -28,6 +28,7 @@ from router_core import (
     RoutingConstraints,
     RoutingRequest,
     Session,
+    quick_init,
 )
 
 #: Prompts of a batch, and their blocks together, up to which the caches of all of them count. A
@@ -40,6 +41,7 @@ _LONG_BATCH: Final = (
 )
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A request ready to be routed, and the tokens it came from (``ids`` None: not tokenized).

@@ -11,6 +11,7 @@ from dynctl.base.turns import Apart
 from dynctl.wire.engine_kinds.kind import AS_TOKENIZERS, EngineKind
 from dynctl.wire.engine_kinds.table import OTHER
 from dynctl.wire.openai import ChatRequest, CompletionRequest
+from router_core import quick_init
 
 if TYPE_CHECKING:
     from dynctl.tokenization import ModelTokenizer
@@ -34,6 +35,7 @@ _PROMPT_CHARS = 256
 Source = Literal["client", "model", "engine", "estimate"]
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """The parts of a request that become tokens: exactly one of the first three is set.
@@ -227,6 +229,7 @@ def _given_tools(parsed: ChatRequest) -> list[Mapping[str, Any]] | None:
     return tools
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
     """``ids`` None: not tokenized; ``count`` is then an estimate, and ``note`` the reason."""
