@@ -586,8 +586,11 @@ class RoutingPlan:
 
     def settled(self) -> RoutingPlan:
         """The plan with the columns of the winners alone (:meth:`Decision.settled`)."""
-        prefill = None if self.prefill is None else self.prefill.settled()
-        decode = None if self.decode is None else self.decode.settled()
+        prefill, decode = self.prefill, self.decode
+        if prefill is not None and len(prefill.costs) >= _SETTLED_FROM:
+            prefill = prefill.settled()
+        if decode is not None and len(decode.costs) >= _SETTLED_FROM:
+            decode = decode.settled()
         if prefill is self.prefill and decode is self.decode:
             return self
         return replace(self, prefill=prefill, decode=decode)

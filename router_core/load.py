@@ -245,7 +245,7 @@ class ActiveSequences:
         )
         booking.chains = chains
         # Before the sum is read: it may count the blocks of all bookings again.
-        held = self._hold(booking)
+        held = self._hold(booking) if hashes else 0
         self._blocks[slot] += anonymous_blocks + held
         self._bookings[key] = booking
         self._stages[request_id] = (*self._stages.get(request_id, ()), stage)
@@ -311,10 +311,11 @@ class ActiveSequences:
         for hop in ending:
             booking = self._bookings[request_id, hop]
             slot = booking.slot
-            gone = self._drop(booking)
+            gone = self._drop(booking) if booking.sequence_hashes else 0
             del self._bookings[request_id, hop]
             self._of_slot[slot].pop((request_id, hop), None)
-            self._end_prefill((request_id, hop), booking, now)
+            if booking.prefill_tokens:
+                self._end_prefill((request_id, hop), booking, now)
             self.requests[slot] -= 1
             self.hashes -= len(booking.sequence_hashes)
             self._blocks[slot] -= booking.anonymous_blocks + booking.output_blocks + gone
@@ -442,8 +443,6 @@ class ActiveSequences:
         if prefills is None:
             self.prefill_tokens[slot] -= booking.prefill_tokens
             return
-        if not booking.prefill_tokens:
-            return
         if next(iter(prefills.active)) == key:
             prefills.since = now
         del prefills.active[key]
@@ -459,8 +458,6 @@ class ActiveSequences:
     def _hold(self, booking: ActiveRequest) -> int:
         """Hold the blocks of a booking; returns how many no request held on its slot before."""
         hashes, chains = booking.sequence_hashes, booking.chains
-        if not hashes:
-            return 0
         if not chains and isinstance(self._held, HeldChains):
             self._hold_by_hash()
         else:

@@ -41,7 +41,9 @@ def stages(
     ``worker_set`` and ``served_name`` are those of the request.
     """
     registry = view.registry
-    serving = registry.serving(model, served_name, worker_set)
+    serving = registry.model(model)
+    if served_name is not None or worker_set is not None:
+        serving = registry.serving(model, served_name, worker_set)
     prefill = serving & registry.roles[Role.PREFILL] & ~registry.unavailable
     decode = serving & registry.roles[Role.DECODE]
     if prefill and (decode or not serving & registry.roles[Role.AGGREGATED]):
@@ -191,7 +193,7 @@ def lane_of(request: RoutingRequest, stage: Stage) -> Lane:
 
 def workers_of(view: RoutingView, request: RoutingRequest, stage: Stage) -> int:
     """The number of registered workers that can serve a hop of the request."""
-    slots = slots_of(_serving(view, request) & _roles(view, stage))
+    slots = slots_of(_serving(view, request) & view.registry.roles_for(stage))
     return len({view.registry.ref(slot).worker_id for slot in slots})
 
 
@@ -399,22 +401,12 @@ def _context(
     return SelectionContext(
         request=request,
         stage=stage,
-        role_mask=_roles(view, stage),
+        role_mask=view.registry.roles_for(stage),
         constraints=request.constraints if constraints is None else constraints,
-        pin=pin_of(request, stage),
+        pin=pin_of(request, stage) if request.pin_decode or request.pin_prefill else None,
         capacity_mask=capacity_mask,
         domain=policy.domain if required and policy is not None else None,
     )
-
-
-def _roles(view: RoutingView, stage: Stage) -> int:
-    """The slots whose role can serve a hop."""
-    registry = view.registry
-    if stage == "prefill":
-        return registry.roles[Role.PREFILL]
-    if stage == "decode":
-        return registry.roles[Role.DECODE]
-    return registry.roles[Role.AGGREGATED] | registry.roles[Role.DECODE] & registry.can_prefill
 
 
 def _bypass(

@@ -94,6 +94,7 @@ class WorkerRegistry:
         self.version = 0
         self._candidates: dict[int, CandidateSet] = {}
         self._sizes: dict[str, frozenset[int]] = {}
+        self._for_stage: dict[str, int] = {}
 
     # -- content ---------------------------------------------------------------------------
 
@@ -181,6 +182,17 @@ class WorkerRegistry:
     @property
     def can_prefill(self) -> int:
         return self.alive & ~self._cannot_prefill
+
+    def roles_for(self, stage: str) -> int:
+        """The slots whose role can serve a hop."""
+        mask = self._for_stage.get(stage)
+        if mask is None:
+            roles = self.roles
+            mask = roles[Role.PREFILL] if stage == "prefill" else roles[Role.DECODE]
+            if stage == "aggregated":
+                mask = roles[Role.AGGREGATED] | mask & self.can_prefill
+            self._for_stage[stage] = mask
+        return mask
 
     def block_sizes(self, model: str) -> frozenset[int]:
         """The block sizes of the workers of a model, by any of its names; empty without any."""
@@ -347,6 +359,7 @@ class WorkerRegistry:
         self.version += 1
         self._candidates.clear()
         self._sizes.clear()
+        self._for_stage.clear()
 
     def _new_slot(self) -> int:
         if self._free:

@@ -419,11 +419,14 @@ class Router:
 
     def booking(self, decision: Decision, request: RoutingRequest) -> Booked:
         """The change that gives the request to the decision's winner; `apply` it to book."""
-        ref = decision.require()
+        winner, inputs = decision.winner, decision.inputs
+        ref = decision.require() if winner is None else decision.refs[winner]
         parameters = decision.parameters
-        tokens = request.isl_tokens - decision.cached_tokens
+        tokens = request.isl_tokens
+        if winner is not None and inputs is not None:
+            tokens -= inputs.cached_tokens(winner, parameters)
         blocks = request.prompt_blocks if parameters.track_active_blocks else 0
-        hashes = request.all_hashes
+        hashes = request.all_hashes if request.more_hashes else request.sequence_hashes
         reuse = parameters.assume_kv_reuse and bool(hashes)
         return Booked(
             request_id=request.id,
@@ -435,7 +438,7 @@ class Router:
             anonymous_blocks=0 if reuse else blocks,
             predicted_s=None if decision.predicted is None else decision.predicted.seconds,
             prompt_hashes=hashes if self.learns or self._predicts else (),
-            session=self._binds(request, decision.stage),
+            session=None if request.session is None else self._binds(request, decision.stage),
             chains=request.chains if blocks and reuse else (),
         )
 
@@ -725,18 +728,20 @@ class Router:
             self._draining.append(slot)
 
     def _prefill_done(self, change: c.PrefillDone, now: float) -> Applied:
-        changed = self.load.prefill_done(change.request_id, now)
-        for slot in changed:
-            self.busy.update(slot)
+        busy, changed = self.busy, self.load.prefill_done(change.request_id, now)
+        if busy.limits or busy.busy_ranks:
+            for slot in changed:
+                busy.update(slot)
         known = changed or self.load.touch(change.request_id, now)
         return OK if known else _unknown_request(change.request_id)
 
     def _apply_freed(self, change: c.Freed, now: float) -> Applied:
         if change.stage is not None and change.stage not in c.STAGES:
             return _invalid("stage", f"one of {', '.join(c.STAGES)} or None", change.stage)
-        changed = self.load.free(change.request_id, change.stage, now)
-        for slot in changed:
-            self.busy.update(slot)
+        busy, changed = self.busy, self.load.free(change.request_id, change.stage, now)
+        if busy.limits or busy.busy_ranks:
+            for slot in changed:
+                busy.update(slot)
         stages = c.STAGES if change.stage is None else (change.stage,)
         self._end_learning(change.request_id, stages, now, computed=change.computed)
         return OK if changed else _unknown_request(change.request_id)
@@ -927,10 +932,12 @@ class Router:
         if not booked:
             message = f"request {change.request_id} is already booked on the {change.stage} hop"
             return Applied(False, "duplicate_request", message)
+        busy = self.busy
         if not change.replica:
             key = (self.registry.worker(slot).model, change.stage)
             self.rotation[key] = self.rotation.get(key, 0) + 1
-        self.busy.update(slot)
+        if busy.limits or busy.busy_ranks:
+            busy.update(slot)
         if change.prompt_hashes:
             self._learn(slot, change, now)
         if change.session is not None:

@@ -167,10 +167,12 @@ class RoutingRequest:
     def chains(self) -> tuple[int, ...]:
         """The lengths of the chains that ``all_hashes`` consist of; empty: not known. Of a prompt
         only what no earlier one begins with is there."""
-        if not self.chained:
+        if not self.chained or not (self.sequence_hashes or self.more_hashes):
             return ()
+        if not self.more_hashes:
+            return (len(self.sequence_hashes),)
         lengths = [len(self.sequence_hashes)]
-        known = set(self.sequence_hashes) if self.more_hashes else set()
+        known = set(self.sequence_hashes)
         for hashes in self.more_hashes:
             before = len(known)
             known.update(hashes)

@@ -90,8 +90,8 @@ def select(
     """
     profile = view.profile
     bound = None
-    funnel, mask = ((), 0) if detail else _pass_plainly(view, context)
-    if not mask:
+    funnel, mask = _pass_plainly(view, context)
+    if not mask or (detail and mask != view.registry.alive):  # there are reasons to show
         funnel, mask, bound = _pass_filters(view, context, detail)
     given = _common_fields(view, context, funnel, sample)
     if not mask:
