@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from dynctl.base.decode_errors import RequestError
 from dynctl.base.json_fields import U64_MAX, describe
 from dynctl.wire.json_body import U32, U64, TokenId, check_u64, convert, without_nulls
-from router_core import Pin, RoutingConstraints, constraints
+from router_core import NO_CONSTRAINTS, Pin, RoutingConstraints, constraints
 
 QUERY_INSTANCE_ID: Final = "query_instance_id:"
 """The annotation that asks for the routing only. The colon is part of it: without the colon Dynamo
@@ -86,6 +86,9 @@ class Taints(Struct, frozen=True, forbid_unknown_fields=True):
     preferred_taints: Annotated[dict[_Text, float], Meta(max_length=256)] | None = None
 
 
+_NO_TAINTS: Final = Taints()
+
+
 class NvExt(Struct, frozen=True, forbid_unknown_fields=True):
     """The routing controls of one request. None means not given."""
 
@@ -104,13 +107,15 @@ class NvExt(Struct, frozen=True, forbid_unknown_fields=True):
     prefill_dp_rank: U32 | None = None
     agent_hints: AgentHints = AgentHints()
     request_timestamp_ms: float | None = None
-    routing_constraints: Taints = Taints()
+    routing_constraints: Taints = _NO_TAINTS
     router: RouterTargets = RouterTargets()
 
     @property
     def constraints(self) -> RoutingConstraints:
         """``routing_constraints`` as the router takes them."""
         taints = self.routing_constraints
+        if taints is _NO_TAINTS:
+            return NO_CONSTRAINTS
         return constraints(taints.required_taints or (), taints.preferred_taints)
 
     @property

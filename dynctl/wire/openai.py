@@ -232,6 +232,7 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
     """A chat request from its decoded body. Raises RequestError (400)."""
     document = dict(body)
     fields = convert(without_nulls(document), ChatFields)
+    with_args = fields.chat_template_args or fields.chat_template_kwargs or fields.reasoning_effort
     add_prompt = fields.add_generation_prompt
     if add_prompt is None:
         add_prompt = not fields.continue_final_message
@@ -247,7 +248,7 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
         messages=tuple(map(read_message, document["messages"])),
         tools=None if fields.tools is None else tuple(map(function_tool, fields.tools)),
         documents=fields.documents,
-        template_args=_template_args(fields),
+        template_args=_template_args(fields) if with_args else {},
         chat_template=fields.chat_template,
         add_generation_prompt=add_prompt,
         continue_final_message=fields.continue_final_message,
@@ -314,7 +315,7 @@ def apply_headers(request: R, headers: Mapping[str, str]) -> R:
 def common_values(document: dict[str, Any], fields: CommonFields) -> dict[str, Any]:
     """The values of a request that come from the shared fields of its body."""
     most = fields.max_completion_tokens
-    nvext = parse_nvext(document.get("nvext"))
+    nvext = NO_NVEXT if document.get("nvext") is None else parse_nvext(document["nvext"])
     return {
         "body": document,
         "model": fields.model or "",

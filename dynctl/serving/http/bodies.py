@@ -27,7 +27,7 @@ PEER_SHARE: Final = 0.75
 
 class Body:
     """The body of one request; ``complete`` once all of it is read. Its memory counts until the
-    end of the ``with`` block."""
+    end of the ``with`` block, or until :meth:`release`."""
 
     __slots__ = ("_bodies", "_peer", "complete", "size")
 
@@ -41,6 +41,10 @@ class Body:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Count its bytes no more."""
         self._bodies.give_back(self._peer, self.size)
 
     async def read(self, http: ClientRequest, limit: int) -> bytes:

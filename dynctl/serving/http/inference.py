@@ -46,6 +46,7 @@ from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.wire.anthropic import MessagesRequest
 from dynctl.wire.directions import DIRECTING
 from dynctl.wire.nvext import (
+    NO_NVEXT,
     REQUEST_ID_HEADER,
     strip_for_engine,
 )
@@ -119,9 +120,9 @@ class Inference:
         self.in_flight += 1
         if service.traces is not None:
             service.traces.begin(record, http.headers, http.path)
+        body = Body(bodies_of(http), http.remote or "")
         try:
-            with bodies_of(http).of(http) as body:
-                return await self._answer(http, body, record, endpoint)
+            return await self._answer(http, body, record, endpoint)
         except HttpError as error:
             record.outcome = record.outcome or outcome_of(error)
             record.error_type = error.type
@@ -145,6 +146,7 @@ class Inference:
             _log.exception("request %s failed", decision_id)
             return self._error(http, internal_error(decision_id), record)
         finally:
+            body.release()
             self.in_flight -= 1
             service.held.discard(decision_id)
             service.free(decision_id, computed=record.answered)
@@ -168,7 +170,7 @@ class Inference:
             except RequestError as error:
                 raise client_error(error) from None
             prepared = await reader.prepare(received)
-            if parsed.nvext.dry_run:
+            if parsed.nvext is not NO_NVEXT and parsed.nvext.dry_run:
                 return await self._dry_run(http, parsed, prepared, record)
             call = self._call(http, parsed, raw, prepared, record, endpoint, options)
             answer = await self._start(call, parsed, prepared)
@@ -396,7 +398,8 @@ class Inference:
         bypass = None if record.plan is None else record.plan.bypass
         if bypass is not None and bypass.bypassed:
             headers[BYPASS_HEADER] = bypass.reason
-        return {**headers, **queue_headers(record)}
+        headers.update(queue_headers(record))
+        return headers
 
     def _error(self, http: ClientRequest, error: HttpError, record: RequestRecord) -> web.Response:
         if record.began:

@@ -28,6 +28,7 @@ from dynctl.wire.directions import DIRECTING, check_directions
 from dynctl.wire.json_body import decode_object
 from dynctl.wire.large_body import LARGE
 from dynctl.wire.nvext import (
+    NO_NVEXT,
     PIN_HEADERS,
     REQUEST_ID_HEADER,
     policy_class_of,
@@ -48,6 +49,7 @@ from router_core import HashingError, Session, quick_init
 
 #: Fields that `nvext.extra_fields` may request, which show workers, or what was cached.
 _DETAILS: Final = frozenset({"worker_id", "timing"})
+_NO_PINS: Final = (None, None)
 #: Messages or prompts from which a request is large, whatever its bytes.
 _MANY: Final = 128
 #: Longer chats are tokenized in a thread.
@@ -113,12 +115,14 @@ class RequestReader:
         record.model, record.stream = parsed.model, parsed.stream
         if parsed.request_id is not None:
             record.request_id = parsed.request_id
-        parsed = self._named(parsed)
-        record.model = parsed.model
+        if not parsed.model:
+            parsed = self._named(parsed)
+            record.model = parsed.model
         self._service.observers.received(record)
         if http is None:
             return Received(parsed, headers, record, apart=apart)
-        parsed = self._of_client(parsed, record, endpoint, rights, key)
+        if key is not None or parsed.nvext.extra_fields:
+            parsed = self._of_client(parsed, record, endpoint, rights, key)
         many = parsed.messages if isinstance(parsed, ChatRequest) else parsed.prompts
         if apart is None and len(many) > _MANY:
             apart = self.turns.of(owner)
@@ -213,17 +217,19 @@ class RequestReader:
         """Make the prompt's hashes and all that a decision needs; the record gets its length."""
         service, parsed, record = self._service, received.parsed, received.record
         served, nvext, apart = service.served, parsed.nvext, received.apart
-        session = self._session(received)
-        policy_class = policy_class_of(received.headers)
-        base = served.base_model(parsed.model)
-        if base is None:
+        session = None
+        if service.router.config.router_session_affinity_ttl_secs is not None:
+            session = self._session(received)
+        name = served.find(parsed.model)
+        if name is None:
             raise self.unknown_model(parsed.model)
-        served_name = served.served_name(parsed.model)
-        pins = nvext.pin_prefill, nvext.pin_decode
-        worker_set = served.draw_worker_set(
-            base, served_name=served_name, pins=pins, likely=record.endpoint == "route"
-        )
-        limit = served.context_length(base, worker_set)
+        base, worker_set, limit = name.model, None, name.context_length
+        pins = _NO_PINS if nvext is NO_NVEXT else (nvext.pin_prefill, nvext.pin_decode)
+        if name.in_sets:
+            worker_set = served.draw_worker_set(
+                base, served_name=name.served_name, pins=pins, likely=record.endpoint == "route"
+            )
+            limit = served.context_length(base, worker_set)
         try:
             prompts, not_modelled = await self._prompts(received, base, worker_set, limit)
             prepared = await service.preparation.prepare(
@@ -234,14 +240,14 @@ class RequestReader:
                 pin_prefill=pins[0],
                 pin_decode=pins[1],
                 cache_salt=service.preparation.salt_of(parsed),
-                lora_name=parsed.model if parsed.model in served.adapters else None,
+                lora_name=parsed.model if name.is_adapter else None,
                 not_modelled=not_modelled,
                 worker_set=worker_set,
                 session=session,
-                policy_class=policy_class,
+                policy_class=policy_class_of(received.headers),
                 priority=nvext.agent_hints.priority or 0,
                 strict_priority=nvext.agent_hints.strict_priority or 0,
-                served_name=served_name,
+                served_name=name.served_name,
                 streams=self._streams(parsed),
                 apart=apart,
             )
@@ -250,21 +256,19 @@ class RequestReader:
         record.isl_tokens = prepared.request.isl_tokens
         record.prompts = prepared.prompts
         record.tokenize_s = prepared.tokenize_s
-        if prepared.tokens.ids is not None:
+        if limit is not None and prepared.tokens.ids is not None:
             self._check_tokens(parsed, prepared.longest, limit)
-        if pins != (None, None):
+        if pins != _NO_PINS:
             bad_pin = unknown_pin(prepared.request, service.router.registry)
             if bad_pin is not None:
                 raise bad_pin
         return prepared
 
     def _session(self, received: Received) -> Session | None:
-        """The session of a request; None while affinity is off, whatever its headers are.
+        """The session of a request, where affinity is on.
 
         Clients have sessions of their own; those of a gateway are not known.
         """
-        if self._service.router.config.router_session_affinity_ttl_secs is None:
-            return None
         try:
             name = session_of(received.headers)
         except RequestError as error:
@@ -346,14 +350,13 @@ class RequestReader:
         """Refuse a prompt that is too long, before anything is made of the tokens that a client
         sent."""
         given = [prompt.token_ids for prompt in prompts if prompt.token_ids is not None]
-        if given and prompts[0].keep is None:
+        if limit is not None and given and prompts[0].keep is None:
             self._check_tokens(parsed, max(map(len, given)), limit)
 
     def _check_tokens(
-        self, parsed: ChatRequest | CompletionRequest, longest: int, limit: int | None
+        self, parsed: ChatRequest | CompletionRequest, longest: int, limit: int
     ) -> None:
-        if limit is None:
-            return
+        """Refuse a prompt of more than ``limit`` tokens with its output."""
         field, output = parsed.prompt_field, " with its output"
         if isinstance(parsed, EmbeddingRequest):
             # Without output tokens the prompt can have the whole length.

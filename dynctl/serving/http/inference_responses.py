@@ -423,6 +423,8 @@ def unary_body(
     """The engine's response, with ``nvext`` if the client requested it."""
     if not record.details:
         body = without_reuse(body)
+    if not nvext.extra_fields:
+        return body
     extra: dict[str, Any] = {}
     if nvext.wants("worker_id"):
         extra["worker_id"] = worker_ids(plan)
@@ -476,7 +478,9 @@ def queue_headers(record: RequestRecord) -> dict[str, str]:
     names fields for the queue that have no effect."""
     if record.unused:
         return {QUEUE_UNUSED_HEADER: record.unused}
-    queue = None if record.plan is None else record.plan.first.queue
+    plan = record.plan
+    first = None if plan is None else plan.prefill or plan.decode
+    queue = None if first is None else first.queue
     if queue is None or (record.queued_s is None and queue.refused is None):
         return {}
     headers = {QUEUE_CLASS_HEADER: queue.policy_class, QUEUE_AHEAD_HEADER: str(queue.ahead)}

@@ -22,6 +22,22 @@ class _Pool:
         self.context_length = None if known is None or length is None else max(known, length)
 
 
+@dataclass(frozen=True, slots=True)
+class ServedName:
+    """What a request for a name is routed by.
+
+    ``model``, ``served_name``: see :meth:`ServedModels.base_model` and
+    :meth:`ServedModels.served_name`. ``in_sets``: it goes to one of several worker sets
+    (:meth:`ServedModels.draw_worker_set`). ``context_length``: of all workers of the model.
+    """
+
+    model: str
+    served_name: str | None
+    is_adapter: bool
+    in_sets: bool
+    context_length: int | None
+
+
 #: Names without workers whose time is remembered.
 _MOST_LEFT: Final = 1000
 
@@ -37,6 +53,8 @@ class ServedModels:
     ) -> None:
         #: Name of a model without workers -> when the last one left.
         self._left: dict[str, float] = {}
+        #: What :meth:`find` found since the last change of the workers.
+        self._by_name: dict[str, ServedName] = {}
         #: Name that requests may use -> its model.
         self._names: Mapping[str, str] = {}
         self._router = router
@@ -56,6 +74,23 @@ class ServedModels:
         self.aliases: Mapping[str, str] = {}
 
     # -- names -------------------------------------------------------------------------------
+
+    def find(self, name: str) -> ServedName | None:
+        """What a request for ``name`` is routed by; None if no worker serves it."""
+        served = self._by_name.get(name)
+        if served is not None:
+            return served
+        model = self.base_model(name)
+        if model is None:
+            return None
+        served = self._by_name[name] = ServedName(
+            model,
+            self.served_name(name),
+            name in self.adapters,
+            model in self._sets,
+            self.context_length(model),
+        )
+        return served
 
     def base_model(self, name: str) -> str | None:
         """The model that a request for ``name`` is routed by: itself, the model of an alias, or an
@@ -170,6 +205,7 @@ class ServedModels:
 
     def update(self, now: float) -> None:
         """Workers came, left or changed."""
+        self._by_name = {}
         self._pools, self._other_sizes = {}, {}
         sets: dict[str, dict[str, list[int]]] = {}
         outside = set()

@@ -219,7 +219,7 @@ class RoutingService:
         is negligible.
         """
         drawn = samples or (self.sample(), self.sample())
-        detail = detail or self._small_fleet
+        detail = detail or self.router.registry.capacity <= SMALL_FLEET
         if self.router.load.decaying:
             self.advance()
         plan = self.router.plan(request, samples=drawn, view=view, detail=detail)
