@@ -61,6 +61,9 @@ class DecisionLog(ServiceObserver):
         self._refusals = 0
         self._most = 0
 
+    def listens(self, hook: str) -> bool:
+        return super().listens(hook) and (hook != "on_hop" or self.level != "off")
+
     def on_hop(self, decision: Decision, request: RoutingRequest, record: RequestRecord) -> None:
         if self.level != "off":
             self.hop(decision)

@@ -11,7 +11,7 @@ import time
 from collections import Counter as Tally
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from aiohttp import web
 
@@ -82,6 +82,8 @@ STALL_S = 0.005
 CANARY_S = 0.010
 
 
+#: Dynamo's name of a role or hop: aggregated workers are ``decode`` there.
+_WORKER_TYPES: Final = {"prefill": "prefill", "decode": "decode", "aggregated": "decode"}
 #: Labels of requests by whether they stream, and of what only the hop of the prompt has.
 _KINDS = ("unary", "stream")
 _PREFILL = ("prefill",)
@@ -210,8 +212,10 @@ class Metrics(ServiceObserver):
         counts, stage, seen = self._counted, decision.stage, self._seen
         counts.hops.rows[()] += 1
         labels = (decision.model, stage)
-        self._last_isl[decision.refs[winner], worker_type(stage)] = decision.isl_tokens
-        self._domains.chosen(decision.workers[winner])
+        self._last_isl[decision.refs[winner], _WORKER_TYPES[stage]] = decision.isl_tokens
+        worker = decision.workers[winner]
+        if worker.runtime_config.topology_domains:
+            self._domains.chosen(worker)
         prompt = (seen.prompt, decision.isl_tokens, labels)
         inputs = decision.inputs
         if stage == "decode" or inputs is None or not decision.overlap_modelled:
@@ -261,27 +265,30 @@ class Metrics(ServiceObserver):
     def on_first_token(self, record: RequestRecord) -> None:
         if record.first_token_at is None:
             return
-        waited = record.first_token_at - record.received_at
-        self._seen.first_token.observe(waited, (self._model(record),))
-        hop = None if record.plan is None else record.plan.prefill or record.plan.decode
+        waited, plan = record.first_token_at - record.received_at, record.plan
+        hop = None if plan is None else plan.prefill or plan.decode
+        # The model is known where a worker was chosen.
+        chosen = hop is not None and hop.winner is not None
+        model = record.model if chosen else self._model(record)
+        self._seen.first_token.observe(waited, (model,))
         if hop is not None and hop.winner is not None:
-            self._last_ttft[hop.refs[hop.winner], worker_type(hop.stage)] = waited
+            self._last_ttft[hop.refs[hop.winner], _WORKER_TYPES[hop.stage]] = waited
 
     def on_finished(self, record: RequestRecord) -> None:
         if self._open.pop(record.decision_id, None) is None:
             self.on_received(record)
             del self._open[record.decision_id]
         counts, seen, plan = self._counted, self._seen, record.plan
-        refusal = None if plan is None else plan.refusal
+        routed = plan is not None and plan.refusal is None
         # The model is known where there is a plan.
-        name = record.model if plan is not None and refusal is None else self._model(record)
+        name = record.model if routed else self._model(record)
         model = (name,)
         error = "" if record.outcome == "success" else error_type(record)
         kind, status = _KINDS[record.stream], "error" if error else "success"
         counts.ended.rows[record.endpoint, name, kind, status, error] += 1
         if record.outcome == "cancelled":
             self._disconnected += 1
-        if plan is not None and refusal is None:
+        if routed:
             counts.routed.rows[()] += 1
         if record.queued_s is not None and plan is not None:
             queue = plan.first.queue
@@ -314,7 +321,7 @@ class Metrics(ServiceObserver):
             seen.gap.observe(mean, model, tokens - 1)
             final = plan.final
             if final.winner is not None:
-                self._last_itl[final.refs[final.winner], worker_type(final.stage)] = mean
+                self._last_itl[final.refs[final.winner], _WORKER_TYPES[final.stage]] = mean
         return observations
 
     async def watch_event_loop(self) -> None:
@@ -490,7 +497,7 @@ class Metrics(ServiceObserver):
         ready = [float(registry.unavailable_reason(worker.worker_id) is None) for worker in workers]
         yield ""
         labels: list[LabelValues] = [
-            (str(worker.worker_id), rank, worker_type(worker.role)) for worker, rank in ranks
+            (str(worker.worker_id), rank, _WORKER_TYPES[worker.role]) for worker, rank in ranks
         ]
         name = "dynamo_frontend_worker_active_{}"
         yield from self._pieces(name.format("decode_blocks"), labels, decode)
@@ -528,7 +535,7 @@ class Metrics(ServiceObserver):
             name: {} for name in ("requests", "isl_tokens", "cached_tokens")
         }
         for model in self._service.models():
-            kind = worker_type(router.stages(model)[0])
+            kind = _WORKER_TYPES[router.stages(model)[0]]
             for policy in router.policy_classes.table(model, router.config).classes:
                 stats = router.queue.stats(model, policy.name)
                 for name, rows in pending.items():
@@ -537,7 +544,7 @@ class Metrics(ServiceObserver):
             yield self._text(f"dynamo_frontend_router_queue_pending_{name}", rows.items())
         refused: Tally[LabelValues] = Tally()
         for (model, policy_class, stage, limit), count in admission.turned_away.items():
-            refused[model, policy_class, BACKPRESSURE[limit], worker_type(stage)] += count
+            refused[model, policy_class, BACKPRESSURE[limit], _WORKER_TYPES[stage]] += count
         yield self._text("dynamo_frontend_router_queue_backpressure_total", refused.items())
 
     def _predictions(self) -> Iterator[str]:
@@ -557,11 +564,6 @@ class Metrics(ServiceObserver):
             return record.model
         known = self._service.router.registry.model(record.model)
         return record.model if known else UNKNOWN_MODEL
-
-
-def worker_type(stage: str) -> str:
-    """Dynamo's name of a role or hop: aggregated workers are ``decode`` there."""
-    return "prefill" if stage == "prefill" else "decode"
 
 
 def error_type(record: RequestRecord) -> str:

@@ -191,6 +191,10 @@ class ServiceObserver:
     Dry runs are not reported.
     """
 
+    def listens(self, hook: str) -> bool:
+        """Whether the hook of this name is called: those that do something. It does not change."""
+        return getattr(type(self), hook, None) is not _HOOKS[hook]
+
     def on_received(self, record: RequestRecord) -> None:
         """A valid request for a model was read; not called for unreadable requests."""
 
@@ -266,11 +270,9 @@ class Observers:
 
     def _set(self, members: tuple[ServiceObserver, ...]) -> None:
         self._members = members
-        for name, inherited in _HOOKS.items():
+        for name in _HOOKS:
             self.listening[name] = tuple(
-                (member, getattr(member, name))
-                for member in members
-                if getattr(type(member), name, None) is not inherited
+                (member, getattr(member, name)) for member in members if member.listens(name)
             )
 
     received = _notify_each(ServiceObserver.on_received)
