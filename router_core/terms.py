@@ -111,10 +111,10 @@ def _active_requests(inputs: CostInputs, parameters: CostParameters) -> Sequence
 
 def _subtract_credit(blocks: list[float], inputs: CostInputs, parameters: CostParameters) -> None:
     """Subtract from the blocks of each candidate the credit of its cached prefix, down to 0."""
-    credit = parameters.overlap_score_credit
-    if not credit:
+    credit, overlap = parameters.overlap_score_credit, inputs.overlap_blocks
+    lower = inputs.host_blocks is not None or inputs.disk_blocks is not None
+    if not credit or not (lower or any(overlap)):
         return
-    overlap = inputs.overlap_blocks
     cached = compress(range(len(overlap)), overlap)
     decay = parameters.overlap_score_credit_decay
     if decay and parameters.track_prefill_tokens:
@@ -124,8 +124,11 @@ def _subtract_credit(blocks: list[float], inputs: CostInputs, parameters: CostPa
         credits = {i: credit * overlap[i] / (1.0 + per_token * (tokens[i] - least)) for i in cached}
     else:
         credits = {i: credit * overlap[i] for i in cached}
-    lower = (inputs.host_blocks, parameters.host_cache_hit_weight)
-    for column, weight in (lower, (inputs.disk_blocks, parameters.disk_cache_hit_weight)):
+    tiers = (
+        (inputs.host_blocks, parameters.host_cache_hit_weight),
+        (inputs.disk_blocks, parameters.disk_cache_hit_weight),
+    )
+    for column, weight in tiers:
         if column is not None and weight:
             for i in compress(range(len(column)), column):
                 credits[i] = credits.get(i, 0.0) + weight * column[i]

@@ -45,7 +45,11 @@ class Body:
 
     def release(self) -> None:
         """Count its bytes no more."""
-        self._bodies.give_back(self._peer, self.size)
+        bodies, peer = self._bodies, self._peer
+        bodies.held -= self.size
+        left = bodies.peers[peer] = bodies.peers[peer] - self.size
+        if not left:
+            del bodies.peers[peer]
 
     async def read(self, http: ClientRequest, limit: int) -> bytes:
         """All bytes, decompressed. Raises HttpError: 400, 408, 413, 415 or the overload status."""
@@ -121,19 +125,13 @@ class Bodies:
         self.turns = turns or Turns("large bodies")
         self._compressed = compressed
         self._overload = overload
-        self._peers: Counter[str] = Counter()
+        #: Address of a peer -> bytes of its requests.
+        self.peers: Counter[str] = Counter()
         self.held = 0
 
     def of(self, http: ClientRequest) -> Body:
         """The body of a request; use it as a context manager."""
         return Body(self, http.remote or "")
-
-    def give_back(self, peer: str, size: int) -> None:
-        """Count ``size`` bytes of a request no more."""
-        self.held -= size
-        self._peers[peer] -= size
-        if not self._peers[peer]:
-            del self._peers[peer]
 
     def take(self, body: Body, peer: str, size: int) -> None:
         """Count ``size`` more bytes; raises HttpError if there is no room for them."""
@@ -142,12 +140,12 @@ class Bodies:
         # One request alone has its limit anyway.
         if self.held + size > most and self.held > body.size:
             problem = f"the requests in flight have {most} bytes, the maximum"
-        elif self._peers[peer] + size > share and self._peers[peer] > body.size:
+        elif self.peers[peer] + size > share and self.peers[peer] > body.size:
             problem = f"your requests in flight have {share} bytes, the maximum of one client"
         else:
             body.size += size
             self.held += size
-            self._peers[peer] += size
+            self.peers[peer] += size
             return
         raise overloaded(self._overload, problem)
 

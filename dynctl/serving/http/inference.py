@@ -161,7 +161,9 @@ class Inference:
         raw = await body.read(http, self._config.limits.body_bytes)
         key = api_key_of(http) if self._keyed else None
         reader = self._reader
-        self._take_place()  # as place() does, in less time
+        if self._working >= self._config.limits.in_flight:
+            raise self._full()
+        self._working += 1  # as place() does, in less time
         try:
             received = await reader.receive(raw, http.headers, record, endpoint, http, key)
             parsed = received.parsed
@@ -189,7 +191,8 @@ class Inference:
         if parsed.cache_salt:
             record.tenant = tenant_of(service.preparation.session_secret, parsed.cache_salt)
         record.output_limit = parsed.max_tokens
-        service.observers.prepared(prepared.request, record)
+        if service.observers.listening["on_prepared"]:
+            service.observers.prepared(prepared.request, record)
         service.held.add(record.decision_id)
         try:
             return await self._flow.start(call)
@@ -289,20 +292,21 @@ class Inference:
     @contextmanager
     def place(self) -> Iterator[None]:
         """One of the places for requests in flight; raises HttpError if all are taken."""
-        self._take_place()
+        if self._working >= self._config.limits.in_flight:
+            raise self._full()
+        self._working += 1
         try:
             yield
         finally:
             self._working -= 1
 
-    def _take_place(self) -> None:
+    def _full(self) -> HttpError:
+        """The refusal where all places are taken."""
         most = self._config.limits.in_flight
-        if self._working >= most:
-            raise overloaded(
-                self._service.router.config.overload_status_code,
-                f"{most} requests are in flight, the maximum of this frontend",
-            )
-        self._working += 1
+        return overloaded(
+            self._service.router.config.overload_status_code,
+            f"{most} requests are in flight, the maximum of this frontend",
+        )
 
     def _call(
         self,

@@ -381,8 +381,8 @@ class DecisionMemory(ServiceObserver):
             self._forget_oldest()
 
     def _forget_oldest(self) -> None:
-        turn = next(iter(self._plans))
-        kept = self._plans.pop(turn)
+        # The first key of a dict would be found behind those of all plans that were removed.
+        kept = self._plans.pop(self.evicted)
         self.size -= kept.size
         self.evicted += 1
         for hop in (kept.prefill, kept.decode):

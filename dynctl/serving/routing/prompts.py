@@ -360,7 +360,7 @@ async def _encoded(
             template_kwargs=prompt.template_kwargs,
             apart=apart,
         )
-        return prompt.shortened(ids)
+        return ids if prompt.keep is None else prompt.shortened(ids)
     special = prompt.add_special_tokens is not False
     ids = await tokenizer.encode_prompt_async(prompt.text or "", add_special_tokens=special)
     if not _keeps_special(prompt):
