@@ -23,7 +23,8 @@ def quick_init(cls: type[T]) -> type[T]:
         "_set": object.__setattr__,
         "_MISSING": MISSING,
     }
-    positional, named, lines = ["self"], [], ["_set(self, '__class__', _twin)"]
+    positional, lines = ["self"], ["_set(self, '__class__', _twin)"]
+    named: list[str] = []
     for field in fields(cls):  # type: ignore[arg-type]
         parameter = value = field.name
         if field.default is not MISSING:

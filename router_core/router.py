@@ -169,7 +169,7 @@ class Router:
         self.policy_classes = policy_classes
         self.queue = RouterQueue()
         self.freshness = FreshnessTable()
-        #: The bound of what the index may hold; None: none.
+        #: The bound of what the index may hold (:meth:`bound_index`); None: none.
         self.bound: IndexBound | None = None
         self._stored = 0  # blocks since the whole index was compared with its bound
         self._emptied: list[int] = []  # slots whose index is dropped and starts again
@@ -198,6 +198,10 @@ class Router:
             )
         self._profile = profile
         self._live = None
+
+    def bound_index(self, bound: IndexBound | None) -> None:
+        """Bound what the index may hold from now on; None: no longer."""
+        self.bound = bound
 
     # -- reading ---------------------------------------------------------------------------
 

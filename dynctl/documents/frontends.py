@@ -162,7 +162,7 @@ class Placed(msgspec.Struct, frozen=True, omit_defaults=True):
     """The answer for one request of an `Exchange`: a placement, or the error of a `Place`.
     ``waits``: it would wait in the router queue and is not placed; send it alone."""
 
-    placement: Placement | None = None
+    placement: PlacementReply | None = None
     waits: bool = False
     status: int = 0
     code: str = ""
@@ -224,7 +224,7 @@ class Hop(msgspec.Struct, frozen=True, omit_defaults=True):
     queue: Queueing | None = None
 
 
-class Placement(msgspec.Struct, frozen=True, omit_defaults=True):
+class PlacementReply(msgspec.Struct, frozen=True, omit_defaults=True):
     """The answer to `Place` and `PlaceDecode`: a `RoutingPlan` without the losing candidates.
 
     ``booked``: the hops that count as load from now on.
@@ -476,9 +476,9 @@ def _check_prompts(request: RoutingRequest, block_size: int) -> None:
         raise _wrong("lengths", f"expected at most {_MOST_BLOCKS} prompts")
 
 
-def placement(plan: RoutingPlan, booked: list[Stage]) -> Placement:
+def placement(plan: RoutingPlan, booked: list[Stage]) -> PlacementReply:
     """The part of a plan that its frontend needs."""
-    return Placement(
+    return PlacementReply(
         plan.id,
         booked,
         hop_of(plan.prefill),
@@ -540,7 +540,7 @@ def hop_of(decision: Decision | None) -> Hop | None:
 
 
 def plan_of(
-    placement: Placement,
+    placement: PlacementReply,
     request: RoutingRequest,
     find: Callable[[int], Worker | None],
     config: RouterConfig,

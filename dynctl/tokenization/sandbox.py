@@ -331,7 +331,7 @@ class ChatEnvironment(TrustedEnvironment):
         # Some filters get a context, an environment or an evaluation context as first argument.
         skip = 1 if hasattr(function, "jinja_pass_arg") else 0
         shallow = name in _SHALLOW
-        signature = inspect.signature(function)
+        signature = inspect.signature(function) if name in _WIDENING else None
 
         @wraps(function)
         def metered_filter(*args: Any, **kwargs: Any) -> Any:
@@ -343,7 +343,7 @@ class ChatEnvironment(TrustedEnvironment):
                 budget.width(argument)
             weight = 0 if shallow else budget.weigh(value)
             # By name, because the template may name its arguments in any order.
-            given = signature.bind(*args, **kwargs).arguments if name in _WIDENING else {}
+            given = {} if signature is None else signature.bind(*args, **kwargs).arguments
             if name == "join":
                 items = _check_join(budget, value, given.get("d", ""))
                 args = (*args[:skip], items, *args[skip + 1 :])

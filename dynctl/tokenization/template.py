@@ -85,12 +85,12 @@ class CompiledTemplate:
         try:
             with self._budget.use(Budget(limits, clock)):
                 tree = environment.parse(source)
-                self._template = environment.from_string(source)
+                self.shape = _content_shape(tree)  # before the compiler, which may change it
+                self._template = environment.from_string(tree)
         except TemplateSyntaxError as error:
             raise TemplateError(origin, f"line {error.lineno}: {error.message}") from error
         except (JinjaError, SyntaxError, RecursionError, MemoryError, ValueError) as error:
             raise TemplateError(origin, f"does not compile: {_kind(error)}") from error
-        self.shape = _content_shape(tree)
 
     def run(self, variables: Mapping[str, Any]) -> str:
         """The text. Raises TemplateError, and PromptError for messages that it refuses."""

@@ -155,7 +155,7 @@ def every_code() -> set[str]:
     seen.add(made.apply(stored(local_hashes=(2,)), 1.0).code)
     card = ModelRuntimeConfig(total_kv_blocks=1)
     assert made.apply(WorkerUpserted(Worker(1, "w1", "m", runtime_config=card)), 1.0).ok
-    made.bound = IndexBound(spare=0)
+    made.bound_index(IndexBound(spare=0))
     many = stored(block_hashes=(11, 12, 13), local_hashes=(11, 12, 13))
     seen |= {made.apply(many, 1.0).code, made.apply(many, 1.0).code}
     return seen

@@ -471,7 +471,7 @@ def swept(made: Router) -> None:
 
 def test_a_rank_with_more_blocks_than_it_declares_starts_again() -> None:
     made = router(worker(1, total_kv_blocks=8), worker(2, total_kv_blocks=8))
-    made.bound = IndexBound(slack=1.5, spare=0)
+    made.bound_index(IndexBound(slack=1.5, spare=0))
     apply_all(made, stored(1, 12), stored(2, 12))
     refused = made.apply(stored(1, 13, seed=1), 0.0)
     assert (refused.ok, refused.code) == (False, "over_limit")
@@ -493,7 +493,7 @@ def test_a_rank_with_more_blocks_than_it_declares_starts_again() -> None:
 def test_copies_beyond_what_a_rank_can_have_are_not_believed() -> None:
     """A client can make an engine report blocks that it reuses as stored, again and again."""
     made = router(worker(1, total_kv_blocks=8))
-    made.bound = IndexBound(slack=1.0, spare=0)
+    made.bound_index(IndexBound(slack=1.0, spare=0))
     event = stored(1, 4)
     assert isinstance(event.event, BlocksStored)
     counted = replace(event, event=replace(event.event, counted=True))
@@ -509,7 +509,7 @@ def test_copies_beyond_what_a_rank_can_have_are_not_believed() -> None:
 def test_all_ranks_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("router_core.router._COMPARED_EVERY", 10)
     made = router(worker(1), worker(2))
-    made.bound = IndexBound(total_blocks=30)
+    made.bound_index(IndexBound(total_blocks=30))
     apply_all(made, stored(1, 20), stored(2, 10, seed=1))
     apply_all(made, stored(2, 11, seed=1))  # this one stores, the other one is the largest
     states = [made.freshness[slot].index_state for slot in (0, 1)]
@@ -517,7 +517,7 @@ def test_all_ranks_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> Non
     swept(made)
     assert made.index.table_size == 11
     unbounded = router(worker(1))
-    unbounded.bound = IndexBound()
+    unbounded.bound_index(IndexBound())
     apply_all(unbounded, stored(1, 100))
 
 
@@ -563,7 +563,7 @@ def test_a_dropped_index_is_not_current_before_it_is_read_again() -> None:
     """The end of the reading in which a rank went over its bound shows that nothing was lost on the
     way, not that the dropped blocks are there."""
     made = router(worker(1, total_kv_blocks=8))
-    made.bound = IndexBound(slack=1.0, spare=0)
+    made.bound_index(IndexBound(slack=1.0, spare=0))
     assert made.apply(stored(1, 9), 0.0).code == "over_limit"
     states = []
     for change in (

@@ -111,7 +111,8 @@ class DynamoFleet(Fleet):
             apply=service.apply,
             runtime=ObserverRuntime(service.tasks, self.index),
         )
-        service.tokenizers.engine = None  # workers get tokens, and make none
+        # Workers get tokens, and make none.
+        service.preparation.tokenizers.ask_engines(None, self.kinds)
         self._title = planes.title
         self.discovery = planes.discovery
         self.requests = planes.requests
@@ -142,7 +143,7 @@ class DynamoFleet(Fleet):
         return self._workers.get(worker_id)
 
     def tokenizer_of(self, model: str, worker_set: str | None = None) -> ModelTokenizer | None:
-        return self._service.tokenizers.of(model, worker_set)
+        return self._service.preparation.tokenizers.of(model, worker_set)
 
     def card_of(self, model: str, worker_set: str | None = None) -> ModelCard | None:
         """A card of the model, or of a worker set, that counts."""
@@ -473,7 +474,7 @@ class DynamoFleet(Fleet):
 
     def _take_tokenizers(self) -> None:
         """Use what is loaded: for each worker set the tokenizer of its files."""
-        tokenizers = self._service.tokenizers
+        tokenizers = self._service.preparation.tokenizers
         loaded_sets = {
             key: loaded
             for key, files in self._files.items()

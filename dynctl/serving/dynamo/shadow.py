@@ -203,7 +203,7 @@ class Shadow:
         fleet.states = lambda: {} if self._observer is None else self._observer.stream_states()
         fleet.queued = lambda: self._waiting
         # Workers of Dynamo report their load when it changes, so no report is overdue.
-        service.probe_s = lambda: float("inf")
+        service.read_fleet(probe_s=lambda: float("inf"))
 
     @property
     def observer(self) -> Observer:

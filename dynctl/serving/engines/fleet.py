@@ -216,12 +216,9 @@ class Fleet:
             service.clock,
             service.tasks,
         )
-        service.tokenizers.engine = self.tokenize
-        service.tokenizers.kinds = self.kinds
         self.other_kinds: dict[int, EngineKind] = {}
-        service.rows = self._all_rows
-        service.unregistered = self.unregistered
-        service.probe_s = lambda: self.load_interval
+        service.preparation.tokenizers.ask_engines(self.tokenize, self.kinds)
+        service.read_fleet(self._all_rows, self.unregistered, lambda: self.load_interval)
 
     # -- reading ---------------------------------------------------------------------------
 

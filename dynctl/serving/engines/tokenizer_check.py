@@ -102,7 +102,7 @@ class TokenizerCheck:
     def _missing(self, model: str, readings: Sequence[TokenizerReading]) -> str | None:
         """That the model has no tokenizer, or none that reads chats, or texts; None where it has
         one, or an engine was not tried."""
-        if self._service.tokenizers.of(model) is not None:
+        if self._service.preparation.tokenizers.of(model) is not None:
             return None
         unread = frozenset[str].intersection(*(reading.unread for reading in readings))
         if len(unread) == len(_PROMPTS):
@@ -117,7 +117,7 @@ class TokenizerCheck:
 
     async def _difference(self, model: str, readings: Sequence[TokenizerReading]) -> str | None:
         """How the tokenizer here and those of engines differ; None without a difference."""
-        if self._service.tokenizers.of(model) is None or not readings:
+        if self._service.preparation.tokenizers.of(model) is None or not readings:
             return None
         ours, problem = await self._own_ids(model)
         engines, difference = [], problem
@@ -136,9 +136,10 @@ class TokenizerCheck:
     async def _own_ids(self, model: str) -> tuple[Mapping[str, Sequence[int]], str]:
         """What the tokenizer here makes of the prompts, and why it cannot read a text."""
         ids: dict[str, Sequence[int]] = {}
+        tokenizers = self._service.preparation.tokenizers
         for what, prompt in _PROMPTS:
             try:
-                ids[what] = (await self._service.tokenizers.tokenize(model, prompt)).ids or ()
+                ids[what] = (await tokenizers.tokenize(model, prompt)).ids or ()
             except TokenizationError as error:
                 # Without a chat template here chats are refused, not misrouted.
                 if what != "messages":

@@ -267,7 +267,7 @@ class Admin:
     def view_facts(self) -> dict[str, Any]:
         """What a view has beside the router's state: arguments of :func:`encode_view`."""
         service = self._service
-        tokenizers = {model: service.tokenizers.of(model) for model in service.models()}
+        tokenizers = {model: service.preparation.tokenizers.of(model) for model in service.models()}
         return {
             "model_paths": {m: str(t.directory) for m, t in tokenizers.items() if t is not None},
             "tokenizers": {m: t.fingerprint for m, t in tokenizers.items() if t is not None},

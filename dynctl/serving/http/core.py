@@ -111,7 +111,7 @@ def build_routing(
     table, size_unknown = configured_table(config.router, config.model_path)
     if table is not None:
         service.apply(TransferTableSet(table))
-    service.router.bound = IndexBound(config.index_memory_bytes // INDEX_BYTES_PER_BLOCK)
+    service.router.bound_index(IndexBound(config.index_memory_bytes // INDEX_BYTES_PER_BLOCK))
     return Routing(
         config=config,
         service=service,

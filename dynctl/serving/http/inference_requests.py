@@ -288,7 +288,7 @@ class RequestReader:
         else:
             prompts, not_modelled = await apart(partial(prompts_of, parsed, limit))
             self._check_given(parsed, prompts, limit)
-        kinds = self._service.tokenizers.kinds(base)
+        kinds = self._service.preparation.tokenizers.kinds(base)
         if kinds and not_modelled is None:
             not_modelled = cache_key_problem(parsed, kinds)
         if self._config.dynamo is not None and isinstance(parsed, ChatRequest):
@@ -330,7 +330,7 @@ class RequestReader:
         apart: Apart | None,
     ) -> list[Prompt]:
         """The prompt of a chat as Dynamo's frontend makes it, where the tokenizer is here."""
-        tokenizer = self._service.tokenizers.of(model, worker_set)
+        tokenizer = self._service.preparation.tokenizers.of(model, worker_set)
         if tokenizer is None or prompts[0].token_ids is not None:
             return prompts
         if apart is not None:

@@ -251,7 +251,7 @@ class Recorder(ServiceObserver):
         service, config = self._service, self._service.router.config
         sizes = {model: service.served.block_size(model) for model in service.models()}
         settings = {name: getattr(config, name) for name in config.__dataclass_fields__}
-        loaded = {model: service.tokenizers.of(model) for model in service.models()}
+        loaded = {model: service.preparation.tokenizers.of(model) for model in service.models()}
         start = Start(
             self._now(),
             self._source,

@@ -33,7 +33,7 @@ from dynctl.documents.frontends import (
     Place,
     Placed,
     PlaceDecode,
-    Placement,
+    PlacementReply,
     Report,
     Resume,
     Resumed,
@@ -176,7 +176,7 @@ class RouterLink:
 
     # -- requests --------------------------------------------------------------------------
 
-    async def place(self, request: RoutingRequest, attempt: int, *, dry: bool) -> Placement:
+    async def place(self, request: RoutingRequest, attempt: int, *, dry: bool) -> PlacementReply:
         """Raises RouterLost or RouterRefused, as the others do.
 
         While one message has no answer, the next one gathers requests and reports: the more the
@@ -192,14 +192,14 @@ class RouterLink:
                     self._lost(str(error))
                 raise error
         message = Place(self._lease, sent_request(request), attempt, dry)
-        placement: Placement = await self._ask("place", message, Placement)
+        placement: PlacementReply = await self._ask("place", message, PlacementReply)
         return placement
 
-    async def place_decode(self, request: RoutingRequest, attempt: int) -> Placement:
+    async def place_decode(self, request: RoutingRequest, attempt: int) -> PlacementReply:
         message = PlaceDecode(
             self._lease, request.id, attempt, request.allowed_worker_ids, request.excluded
         )
-        placement: Placement = await self._ask("decode", message, Placement)
+        placement: PlacementReply = await self._ask("decode", message, PlacementReply)
         return placement
 
     async def explain(self, request: RoutingRequest) -> RouteResult:

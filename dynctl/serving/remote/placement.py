@@ -17,7 +17,7 @@ from dynctl.documents.frontends import (
     Ended,
     FirstOutput,
     FleetCards,
-    Placement,
+    PlacementReply,
     Running,
     hop_of,
     plan_of,
@@ -194,7 +194,7 @@ class RemotePlacement:
         return self._service.plan(request, detail=True)
 
     async def _plan_of(
-        self, asking: Awaitable[Placement], request: RoutingRequest
+        self, asking: Awaitable[PlacementReply], request: RoutingRequest
     ) -> RoutingPlan | None:
         """The router's plan; None where it has none for this process."""
         router = self._service.router

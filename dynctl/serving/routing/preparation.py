@@ -80,7 +80,8 @@ class Preparation:
         over_limit: Callable[[str, OverLimit], None],
     ) -> None:
         self._router = router
-        self._tokenizers = tokenizers
+        #: Make the token ids of prompts.
+        self.tokenizers = tokenizers
         self._served = served
         self._clock = clock
         self._prefix = id_prefix if id_prefix is not None else f"{random.getrandbits(40):010x}"
@@ -192,7 +193,7 @@ class Preparation:
     async def _tokenized(
         self, model: str, batch: Sequence[Prompt], worker_set: str | None, apart: Apart | None
     ) -> list[PromptTokens]:
-        tokenizers = self._tokenizers
+        tokenizers = self.tokenizers
         try:
             if len(batch) == 1:
                 return [await tokenizers.tokenize(model, batch[0], worker_set, apart)]

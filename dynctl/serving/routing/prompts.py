@@ -263,6 +263,13 @@ class PromptTokenizers:
         self.engine: EngineTokenize | None = None
         self.kinds: Callable[[str], Set[EngineKind]] = lambda _: frozenset()
 
+    def ask_engines(
+        self, tokenize: EngineTokenize | None, kinds: Callable[[str], Set[EngineKind]] | None = None
+    ) -> None:
+        """Use engines as the fallback from now on; None: not. ``kinds``: those of a model."""
+        self.engine = tokenize
+        self.kinds = kinds or self.kinds
+
     def set(self, model: str, tokenizer: ModelTokenizer) -> None:
         """Use another tokenizer for a model from now on."""
         self._by_model[model] = tokenizer

@@ -125,13 +125,12 @@ class RoutingService:
     ) -> None:
         self._reports = reports
         self.router = router or Router(config, exact_reuse=True, learns=True)
-        self.tokenizers = tokenizers or PromptTokenizers()
         self.clock = clock
         self.wall = wall
         self.sample = sample
-        #: All workers, registered or not, as they are at the call; seconds between two load
-        #: reports, and whether the process is draining; the fleet and the server set them.
+        #: All workers, registered or not, as they are at the call (:meth:`read_fleet`).
         self.rows: Callable[[], Iterable[WorkerRow]] = self.workers
+        #: Seconds between two load reports.
         self.probe_s: Callable[[], float] = lambda: 1.0
         #: Engines that cannot be registered (yet), so that their models may be unknown.
         self.unregistered: Callable[[], Iterable[WorkerRow]] = tuple
@@ -182,7 +181,7 @@ class RoutingService:
         #: Makes the routing requests of prompts.
         self.preparation = Preparation(
             self.router,
-            self.tokenizers,
+            tokenizers or PromptTokenizers(),
             self.served,
             clock,
             id_prefix=id_prefix,
@@ -429,6 +428,17 @@ class RoutingService:
     def drain(self) -> None:
         """New requests are refused from now on."""
         self.draining = True
+
+    def read_fleet(
+        self,
+        rows: Callable[[], Iterable[WorkerRow]] | None = None,
+        unregistered: Callable[[], Iterable[WorkerRow]] | None = None,
+        probe_s: Callable[[], float] | None = None,
+    ) -> None:
+        """Read the workers of the process with these from now on; None: as before."""
+        self.rows = rows or self.rows
+        self.unregistered = unregistered or self.unregistered
+        self.probe_s = probe_s or self.probe_s
 
     def read_index_with(self, ask: Callable[[RoutingRequest], Awaitable[None]]) -> None:
         """Read the index of each request's prompt from another process from now on."""

@@ -200,7 +200,7 @@ async def rig(folder: Path, **settings: Any) -> AsyncIterator[Rig]:
         frontend = build_frontend(config)
     engines: Any = Engines()
     frontend.fleet._upstream = frontend.fleet._engines._upstream = engines
-    frontend.service.probe_s = lambda: 1.0
+    frontend.service.read_fleet(probe_s=lambda: 1.0)
     frontend.fleet.index.start()
     made.append(Rig(frontend, engines, folder))
     try:
@@ -580,16 +580,14 @@ async def _tokenizer_left(rig: Rig) -> None:
 
 def forget_tokenizers(rig: Rig) -> None:
     """As a start without a model's files: what was loaded for the rig is gone."""
-    tokenizers = PromptTokenizers()
-    rig.service.tokenizers = tokenizers
-    rig.service.preparation._tokenizers = tokenizers
+    rig.service.preparation.tokenizers = PromptTokenizers()
 
 
 @situation("no tokenizer", "degraded", ("NO_TOKENIZER", "demo"))
 async def _no_tokenizer(rig: Rig) -> None:
     await two(rig)
     forget_tokenizers(rig)
-    rig.service.tokenizers.engine = rig.frontend.fleet.tokenize
+    rig.service.preparation.tokenizers.ask_engines(rig.frontend.fleet.tokenize)
     await rig.check_tokenizers()
 
 
@@ -606,7 +604,7 @@ async def _engine_tokenizes(rig: Rig) -> None:
 async def _engines_differ(rig: Rig) -> None:
     await two(rig)
     forget_tokenizers(rig)
-    rig.service.tokenizers.engine = rig.frontend.fleet.tokenize
+    rig.service.preparation.tokenizers.ask_engines(rig.frontend.fleet.tokenize)
     rig.engine("a").tokens, rig.engine("b").tokens = [1, 2, 3], [1, 2, 4]
     await rig.check_tokenizers()
 
@@ -622,7 +620,7 @@ async def _engines_agree(rig: Rig) -> None:
 async def _tokenizer_mended(rig: Rig) -> None:
     await _tokenizer(rig)
     forget_tokenizers(rig)
-    rig.service.tokenizers.engine = rig.frontend.fleet.tokenize
+    rig.service.preparation.tokenizers.ask_engines(rig.frontend.fleet.tokenize)
     await rig.check_tokenizers()
 
 

@@ -47,7 +47,7 @@ def test_a_pool_of_one_role_is_served_where_the_other_hop_is_decided_elsewhere(r
 def test_an_evaluation_that_finds_the_same_reports_nothing_new():
     service = RoutingService()
     service.started_at -= 60
-    service.rows = lambda: [disconnected(number) for number in range(2000)]
+    service.read_fleet(lambda: [disconnected(number) for number in range(2000)])
     service.health()
     before = {(one.code, one.subject, one.since) for one in service.conditions}
     service.health()

@@ -260,7 +260,7 @@ async def test_no_tokenizer_is_a_warning_only_after_each_engine_was_tried(plain_
         fleet.frontend.log_start()
         levels = {one.levelname for one in caplog.records if "/tokenize" in one.getMessage()}
         assert levels == {"INFO"}
-        fleet.service.tokenizers.set("m", TOKENIZER)
+        fleet.service.preparation.tokenizers.set("m", TOKENIZER)
         await TokenizerCheck(fleet.service, fleet.frontend.fleet).run()
         assert "NO_TOKENIZER m: over" in caplog.messages
 
@@ -532,12 +532,13 @@ async def test_an_index_over_its_bound_is_dropped_and_read_again(monkeypatch):
         service = fleet.service
         router = service.router
         [slot] = router.registry.slots(router.registry.by_name("a0").worker_id)
-        normal, router.bound = router.bound, IndexBound(slack=0.0, spare=2)
+        normal = router.bound
+        router.bound_index(IndexBound(slack=0.0, spare=2))
         pin = {"nvext": {"decode_worker_id": router.registry.by_name("a0").worker_id}}
         assert (await fleet.chat(WORDS * 8, **pin))[0] == 200
         await until(lambda: router.freshness[slot].index_state == "over_limit")
         await until(lambda: any(one.code == "INDEX_OVER_LIMIT" for one in service.health().derived))
-        router.bound = normal
+        router.bound_index(normal)
         await until(lambda: router.freshness[slot].trust == "exact")
         await until(lambda: router.index.block_count(slot) > 4)
         assert not any(one.code == "INDEX_OVER_LIMIT" for one in service.health().derived)

@@ -247,7 +247,7 @@ async def test_a_text_whose_special_tokens_are_unknown_is_not_cut_by_guess():
         return list(range(10))
 
     tokenizers = PromptTokenizers()
-    tokenizers.engine = engine
+    tokenizers.ask_engines(engine)
     found = await tokenizers.tokenize("m", Prompt(text="x", keep=4))
     assert (found.ids, found.source) == (None, "estimate")
     assert "truncated" in (found.note or "")
@@ -310,12 +310,12 @@ async def test_sglang_is_asked_about_chats_that_it_reads_in_its_own_way(name: st
         return [1, 2, 3]
 
     tokenizers = PromptTokenizers(TOKENIZER)
-    tokenizers.engine = engine
+    tokenizers.ask_engines(engine)
     prompts, _ = prompts_of(parse_chat_request({"model": "m", **body}))
     own = await tokenizers.tokenize("m", prompts[0])
     assert (own.source, asked) == ("model", [])
 
-    tokenizers.kinds = lambda _: {SGLANG}
+    tokenizers.ask_engines(engine, lambda _: {SGLANG})
     found = await tokenizers.tokenize("m", prompts[0])
     if plain:
         assert (found, asked) == (own, [])
@@ -323,7 +323,7 @@ async def test_sglang_is_asked_about_chats_that_it_reads_in_its_own_way(name: st
     assert (found.ids, found.source) == ([1, 2, 3], "engine")
     assert asked[0].get("tools") == body.get("tools"), "as the client wrote them"
 
-    tokenizers.kinds = lambda _: {SGLANG, VLLM}
+    tokenizers.ask_engines(engine, lambda _: {SGLANG, VLLM})
     both = await tokenizers.tokenize("m", prompts[0])
     assert (both.ids, both.source, len(asked)) == (None, "estimate", 1)
     assert "each kind of engine" in (both.note or "")
