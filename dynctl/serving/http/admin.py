@@ -166,16 +166,16 @@ class Admin:
         other = wanted.process not in ("", memory.process) or wanted.since > memory.recorded
         if other:
             wanted = replace(wanted, since=0, ends=None if wanted.ends is None else 0)
-        found = memory.recent(wanted.limit, since=wanted.since, **wanted.filters)
+        matching = memory.recent(wanted.limit, since=wanted.since, **wanted.filters)
         ended = self._ended(wanted)
-        if not found and not ended and wanted.wait:
+        if not matching and not ended and wanted.wait:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wanted.wait):
                     await memory.next_recorded(or_ended=wanted.ends is not None)
-            found = memory.recent(wanted.limit, since=wanted.since, **wanted.filters)
+            matching = memory.recent(wanted.limit, since=wanted.since, **wanted.filters)
             ended = self._ended(wanted)
-        plans = [kept.plan for kept in found]
-        rows = [self._row(kept, plan) for plan, kept in zip(plans, found, strict=True)]
+        plans = [kept.plan for kept in matching]
+        rows = [self._row(kept, plan) for plan, kept in zip(plans, matching, strict=True)]
         if wanted.preferences:
             rows = with_preferences(rows, plans)
         counted = wanted.filters or not memory.max_bytes

@@ -170,8 +170,8 @@ BODIES: Final = web.AppKey("bodies", Bodies)
 
 
 def bodies_of(http: ClientRequest) -> Bodies:
-    found = http.app.get(BODIES)
-    return Bodies(Limits()) if found is None else found
+    bodies = http.app.get(BODIES)
+    return Bodies(Limits()) if bodies is None else bodies
 
 
 def too_large(limit: int) -> HttpError:

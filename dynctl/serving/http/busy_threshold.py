@@ -115,29 +115,29 @@ def read_body(
     if content_type != "application/json":
         raise BadBody(415, "Expected request with `Content-Type: application/json`", plain=True)
     try:
-        found = read_json(body, "body")
+        fields = read_json(body, "body")
     except WireError as error:
         raise BadBody(
             400, f"Failed to parse the request body as JSON: {error.problem}", plain=True
         ) from None
-    if not isinstance(found, dict):
-        raise BadBody(422, f"{_INTO}invalid type: {_serde(found)}, expected an object")
-    model = found.get("model")
-    if "model" not in found:
+    if not isinstance(fields, dict):
+        raise BadBody(422, f"{_INTO}invalid type: {_serde(fields)}, expected an object")
+    model = fields.get("model")
+    if "model" not in fields:
         raise BadBody(422, f"{_INTO}missing field `model`{_at(body, len(body))}")
     if not isinstance(model, str):
         raise BadBody(422, f"{_INTO}model: invalid type: {_serde(model)}, expected a string")
     values: dict[str, float | int | None] = {}
     for name in THRESHOLD_SETTINGS:
-        value = found.get(name)
+        value = fields.get(name)
         if value is not None:
             values[name] = _threshold(name, value, body)
-    for name in _names_to_clear(found.get("clear")):
+    for name in _names_to_clear(fields.get("clear")):
         if name in values:
             raise BadBody(400, f"{name} is both set and in clear; use one of them")
         values[name] = None
     known = {"model", "clear", *THRESHOLD_SETTINGS}
-    ignored = [name[:64] for name in found if name not in known][:16]
+    ignored = [name[:64] for name in fields if name not in known][:16]
     return model, values, [_header_safe(name) for name in ignored]
 
 
@@ -209,8 +209,8 @@ def _serde(value: Any) -> str:
 def _where(name: str, value: Any, body: bytes) -> str:
     """`` at line 1 column 52``, the end of the value; empty if it is not a plain value."""
     pattern = rb'"' + name.encode() + rb'"\s*:\s*("(?:[^"\\]|\\.)*"|[^\s,}\]\[{"]+)'
-    found = list(re.finditer(pattern, body))
-    return _at(body, found[-1].end()) if found else ""
+    matches = list(re.finditer(pattern, body))
+    return _at(body, matches[-1].end()) if matches else ""
 
 
 def _at(body: bytes, end: int) -> str:

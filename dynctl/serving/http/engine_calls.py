@@ -58,10 +58,10 @@ class EngineCalls:
         self._inference.refuse_while_draining()
         with bodies_of(http).of(http) as body:
             raw = await body.read(http, self._config.limits.body_bytes)
-            found = await decoded(http, raw)
-            if not isinstance(found, dict):
+            fields = await decoded(http, raw)
+            if not isinstance(fields, dict):
                 raise bad_request("the body is not a JSON object", code="wrong_type")
-            model = found.get("model")
+            model = fields.get("model")
             if model is not None and not isinstance(model, str):
                 raise bad_request("model: expected a string", param="model", code="wrong_type")
             with self._inference.place():
@@ -118,13 +118,13 @@ class EngineCalls:
         base = service.served.base_model(name) if name else None
         if name and base is None:
             raise self._reader.unknown_model(name).for_client()
-        found = [
+        workers = [
             worker
             for worker in service.router.registry
             if base is None or (worker.model == base and name in worker.served_names)
         ]
-        web_ones = [worker for worker in found if (worker.endpoint or "").startswith("http")]
-        if found and not web_ones:
+        web_ones = [worker for worker in workers if (worker.endpoint or "").startswith("http")]
+        if workers and not web_ones:
             raise HttpError(
                 501, "the workers of a Dynamo deployment have no HTTP endpoints of their own",
                 "not_supported", "not_supported",

@@ -28,8 +28,8 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
         if error.status == 404:
             kind, served = "not_found_error", served_endpoints(request.app)
             message += "; the endpoints that exist are in error.served"
-        found = HttpError(error.status, message, kind, error.status, served=served)
-        answer = error_response(found, request.path)
+        http_error = HttpError(error.status, message, kind, error.status, served=served)
+        answer = error_response(http_error, request.path)
         if "allow" in error.headers:
             answer.headers["allow"] = error.headers["allow"]
         return answer

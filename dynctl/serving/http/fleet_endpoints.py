@@ -100,8 +100,8 @@ class ControlApi:
         model = self._service.served.base_model(name) or name
         known = {health.model: health for health in self._service.health(HEALTH_AGE_S).models}
         # A model of a large fleet that just joined is not evaluated yet.
-        found = known.get(model) or ModelHealth(model, {}, {}, (Role.AGGREGATED.value,))
-        counts, missing = found.ready, list(found.missing)
+        model_health = known.get(model) or ModelHealth(model, {}, {}, (Role.AGGREGATED.value,))
+        counts, missing = model_health.ready, list(model_health.missing)
         ready = not missing
         able = ready and not (counts.get("prefill") and counts.get("decode"))
         needs = {"prefill": [["decode"]], "decode": [] if able else [["prefill"]]}

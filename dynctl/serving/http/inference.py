@@ -386,14 +386,14 @@ class Inference:
     def _refusal(self, error: Refused, prepared: Prepared, record: RequestRecord) -> HttpError:
         record.outcome = "refused"
         router = self._service.router
-        found = refusal(
+        refused = refusal(
             error.plan,
             router.config,
             attempts=record.attempts,
             probe_interval_s=self._config.health.interval_s,
         )
-        record.error = found.message
-        return found
+        record.error = refused.message
+        return refused
 
     def _headers(self, record: RequestRecord) -> dict[str, str]:
         headers = {REQUEST_ID_HEADER: record.request_id, DECISION_HEADER: record.decision_id}

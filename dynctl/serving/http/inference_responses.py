@@ -363,8 +363,8 @@ def _all_without_reuse(whole: bytes) -> bytes:
 
 def _without_reuse(event: bytes) -> bytes:
     """An event of a stream, without numbers of reused tokens in its data."""
-    head, found, data = event.partition(b"data:")
-    return head + b"data: " + without_reuse(data.strip()) if found else event
+    head, separator, data = event.partition(b"data:")
+    return head + b"data: " + without_reuse(data.strip()) if separator else event
 
 
 def _check_waiting(cut: EventCut, upstream: EngineStream) -> None:
@@ -445,32 +445,32 @@ def worker_ids(plan: RoutingPlan) -> dict[str, Any]:
     """Worker ids in Dynamo's format: for an aggregated request both ids are the same worker's."""
     final = plan.decode
     prefill = plan.prefill if plan.prefill is not None else final
-    found: dict[str, Any] = {}
+    ids: dict[str, Any] = {}
     for role, decision in (("prefill", prefill), ("decode", final)):
         ref = decision.ref if decision is not None else None
         if ref is not None:
-            found[f"{role}_worker_id"] = ref.worker_id
-            found[f"{role}_dp_rank"] = ref.dp_rank
-    return found
+            ids[f"{role}_worker_id"] = ref.worker_id
+            ids[f"{role}_dp_rank"] = ref.dp_rank
+    return ids
 
 
 def timing(plan: RoutingPlan, service: RoutingService, record: RequestRecord) -> dict[str, Any]:
     """Milliseconds, under Dynamo's names; missing times are left out."""
     start, now = record.received_at, service.clock()
-    found: dict[str, Any] = {
+    times: dict[str, Any] = {
         "request_received_ms": int(record.received_wall * 1000),
         "total_time_ms": _ms(now - start),
         "kv_hit_rate": hit_rate(plan),
         "router_queue_depth": record.queue_depth,
     }
     if record.dispatched_at is not None:
-        found["prefill_wait_time_ms"] = _ms(record.dispatched_at - start)
+        times["prefill_wait_time_ms"] = _ms(record.dispatched_at - start)
         ended = record.prefill_done_at or record.first_token_at
         if ended is not None:
-            found["prefill_time_ms"] = _ms(ended - record.dispatched_at)
+            times["prefill_time_ms"] = _ms(ended - record.dispatched_at)
     if record.first_token_at is not None:
-        found["ttft_ms"] = _ms(record.first_token_at - start)
-    return found
+        times["ttft_ms"] = _ms(record.first_token_at - start)
+    return times
 
 
 def queue_headers(record: RequestRecord) -> dict[str, str]:
@@ -563,8 +563,8 @@ def _timing_event(
 
 
 def _with_nvext(event: bytes, extra: Mapping[str, Any]) -> bytes:
-    head, found, text = event.partition(b"data:")
-    if not found or head:
+    head, separator, text = event.partition(b"data:")
+    if not separator or head:
         return event
     plain = _decoded(text)
     if plain is None:

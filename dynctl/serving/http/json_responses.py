@@ -63,8 +63,8 @@ async def decoded(http: web.Request, raw: bytes) -> Any:
 
 def _decode_large(raw: bytes) -> Any:
     try:
-        found = decode_large(raw)
-        check_depth(found, "body")
+        value = decode_large(raw)
+        check_depth(value, "body")
     except RequestError as error:
         raise bad_request(str(error), code=error.code) from None
     except WireError as error:
@@ -76,13 +76,13 @@ def _decode_large(raw: bytes) -> Any:
     except RecursionError:
         problem = too_deep("body").problem
         raise bad_request(f"the body is not valid: {problem}", code="invalid_json") from None
-    return found
+    return value
 
 
 async def read_json_object(http: web.Request, limit: int = CONTROL_BODY_BYTES) -> dict[str, Any]:
     """The body as an object; raises HttpError (400, 408, 413, 415)."""
     with bodies_of(http).of(http) as body:
-        found = await decoded(http, await body.read(http, limit))
-    if not isinstance(found, dict):
+        value = await decoded(http, await body.read(http, limit))
+    if not isinstance(value, dict):
         raise bad_request("the body is not a JSON object", code="wrong_type")
-    return found
+    return value

@@ -142,8 +142,8 @@ class ApiKeys:
     def find(self, offered: bytes) -> ApiKey | None:
         """The valid key that these bytes are."""
         digest = self._digest(offered)
-        found = self._valid.get(digest)
-        return found if found is not None and hmac.compare_digest(found.digest, digest) else None
+        known = self._valid.get(digest)
+        return known if known is not None and hmac.compare_digest(known.digest, digest) else None
 
     def use(self, key: ApiKey) -> AbstractContextManager[None]:
         """One request of ``key``; entering raises HttpError 429 over one of its limits."""
@@ -226,7 +226,7 @@ class ApiKeys:
     def _keys(
         self, rows: Iterable[tuple[str, str, KeyLimits, ClientRights]]
     ) -> dict[bytes, ApiKey]:
-        found: dict[bytes, ApiKey] = {}
+        keys: dict[bytes, ApiKey] = {}
         now = self._clock()
         for text, name, limits, rights in rows:
             if not text or not text.isascii() or not text.isprintable() or " " in text:
@@ -235,15 +235,15 @@ class ApiKeys:
                     "make one with: openssl rand -hex 32"
                 )
             digest = self._digest(text.encode())
-            if digest in found:
-                raise KeysError(f"{name}: the same key as {found[digest].name}")
+            if digest in keys:
+                raise KeysError(f"{name}: the same key as {keys[digest].name}")
             credit, short = float(limits.requests_per_minute), len(text) < SHORTEST_KEY
-            found[digest] = ApiKey(
+            keys[digest] = ApiKey(
                 name, digest, _secret(text), limits, rights, credit, now, short=short
             )
-            if len(found) > MOST_KEYS:
+            if len(keys) > MOST_KEYS:
                 raise KeysError(f"{name}: more than {MOST_KEYS:,} keys")
-        return found
+        return keys
 
     def _digest(self, key: bytes) -> bytes:
         return hashlib.blake2b(key, key=self._secret, digest_size=32).digest()
@@ -306,15 +306,15 @@ def _lines(
 
 
 def _fields(words: list[str], at: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or name not in ("name", *_LIMITS, *_RIGHTS):
             # The word may be a part of a key, so it is not quoted.
             known = "=, ".join(("name", *_LIMITS, *_RIGHTS))
             raise KeysError(f"{at}: after the key expected {known}=")
-        found[name] = value
-    return found
+        fields[name] = value
+    return fields
 
 
 def _limit(fields: Mapping[str, str], name: str, default: int, at: str) -> int:

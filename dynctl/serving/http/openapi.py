@@ -200,13 +200,13 @@ def openapi_document(app: web.Application, title: str) -> dict[str, Any]:
     }
 
 
-def _kinds(found: type | tuple[type, ...]) -> tuple[type, ...]:
-    return found if isinstance(found, tuple) else (found,)
+def _kinds(kinds: type | tuple[type, ...]) -> tuple[type, ...]:
+    return kinds if isinstance(kinds, tuple) else (kinds,)
 
 
-def _one_of(found: type | tuple[type, ...], known: Mapping[type, Any]) -> Any:
+def _one_of(kinds: type | tuple[type, ...], known: Mapping[type, Any]) -> Any:
     """The schema of a document that has one of these types; None if there is no type."""
-    schemas = [known[kind] for kind in _kinds(found)]
+    schemas = [known[kind] for kind in _kinds(kinds)]
     return schemas[0] if len(schemas) == 1 else {"anyOf": schemas} if schemas else None
 
 

@@ -119,10 +119,10 @@ class SelectionReader:
 
     def _worker(self, worker: str | int, field: str) -> int:
         registry = self._service.router.registry
-        found = registry.get(worker) if isinstance(worker, int) else None
+        registered = registry.get(worker) if isinstance(worker, int) else None
         if isinstance(worker, str):
-            found = self._service.membership.find(worker)
-        if found is None:
+            registered = self._service.membership.find(worker)
+        if registered is None:
             known = ", ".join(
                 f"{worker.name} ({worker.worker_id})" for worker in list(registry)[:8]
             )
@@ -131,7 +131,7 @@ class SelectionReader:
                 param=field,
                 code="unknown_worker",
             )
-        return found.worker_id
+        return registered.worker_id
 
 
 @contextmanager
@@ -158,11 +158,11 @@ def _hashes(
         return (), selection.sequence_hashes
     if selection.local_hashes is not None:
         return selection.local_hashes, sequence_hashes(selection.local_hashes)
-    found = hash_prompt(
+    hashes = hash_prompt(
         selection.token_ids or (),
         size,
         lora_name=selection.lora_name,
         cache_salt=selection.cache_salt,
         is_eagle=is_eagle,
     )
-    return found.local, found.sequence
+    return hashes.local, hashes.sequence

@@ -54,7 +54,7 @@ def with_shared_router(
     routes: Iterable[web.RouteDef], link: RouterLink, feed: FleetFeed, token: str | None
 ) -> list[web.RouteDef]:
     """The routes of a frontend, where those above are the router's."""
-    found = []
+    kept = []
     for route in routes:
         handler: Handler = route.handler
         if (route.method, route.path) in _THERE:
@@ -65,8 +65,8 @@ def with_shared_router(
             # The local handler is guarded already, and answers where the router does not.
             read = partial(_read, link, handler)
             handler = guarded(read, token) if _READ[route.path] else read
-        found.append(web.RouteDef(route.method, route.path, handler, route.kwargs))
-    return found
+        kept.append(web.RouteDef(route.method, route.path, handler, route.kwargs))
+    return kept
 
 
 async def _elsewhere(router: str, http: web.Request) -> web.StreamResponse:
@@ -104,16 +104,16 @@ async def shared_fleet(link: RouterLink, feed: FleetFeed, cards: str | None) -> 
     with contextlib.suppress(RouterLost, WireError):
         status, body = await link.read(path, _READ_S)
         if status == 200:
-            found = decode(body, FleetLoad)
-            named = {(condition.code, condition.subject) for condition in found.conditions}
+            load = decode(body, FleetLoad)
+            named = {(condition.code, condition.subject) for condition in load.conditions}
             more = [
                 condition
                 for condition in own.conditions
                 if (condition.code, condition.subject) not in named
             ]
             return replace(
-                found,
-                conditions=[*found.conditions, *more],
+                load,
+                conditions=[*load.conditions, *more],
                 in_flight=own.in_flight,
                 audit=own.audit,
                 traffic=own.traffic,

@@ -179,10 +179,10 @@ def lines(
         return []
     positions = range(len(decision.costs)) if every else range(0)
     if old and decision.mode == "kv":
-        found = [formula_line(decision, position) for position in positions]
-        return [*found, selected_line_09(decision, tree_size)]
-    found = [candidate_line(decision, position) for position in positions]
-    return [*found, selected_line(decision)]
+        candidates = [formula_line(decision, position) for position in positions]
+        return [*candidates, selected_line_09(decision, tree_size)]
+    candidates = [candidate_line(decision, position) for position in positions]
+    return [*candidates, selected_line(decision)]
 
 
 def formula_line(decision: Decision, position: int) -> str:

@@ -258,10 +258,10 @@ class DecisionMemory(ServiceObserver):
         """What became of the request at this plan. Of another router's choice it is unknown."""
         if kept.choice is not None:
             return UNKNOWN_RESPONSE
-        found = self._responses.get(kept.id, RUNNING)
+        response = self._responses.get(kept.id, RUNNING)
         if kept is self.get(kept.id):
-            return found
-        return found.of_earlier({worker.name for worker in kept.winners()})
+            return response
+        return response.of_earlier({worker.name for worker in kept.winners()})
 
     def ended_since(self, ends: int, before: int, n: int) -> list[Remembered]:
         """The plans of the last ``n`` requests that ended after the first ``ends`` ones, newest end

@@ -74,13 +74,13 @@ class PackedHop(NamedTuple):
     def expand(self) -> Decision:
         """The original decision."""
         inputs, terms, costs = msgspec.msgpack.decode(self.columns)
-        found = Decision(
+        decision = Decision(
             **dict(zip(_PLAIN, self.plain, strict=True)),
             inputs=None if inputs is None else _inputs(inputs),
             terms=tuple(TermColumn(*term) for term in terms),
             costs=[0.0] * len(self.workers) if costs is None else costs,
         )
-        return found.replay() if costs is None else found
+        return decision.replay() if costs is None else decision
 
 
 class BriefHop(NamedTuple):

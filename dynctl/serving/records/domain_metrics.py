@@ -67,14 +67,14 @@ class DomainCounters:
 
     def transfers(self) -> dict[tuple[str, str], tuple[int, int]]:
         """(domain, value) -> (hand-offs that stayed in it, hand-offs that left it)."""
-        found: dict[tuple[str, str], tuple[int, int]] = {}
+        counts: dict[tuple[str, str], tuple[int, int]] = {}
         for (domain, value, kind), number in self._transfers.rows.items():
-            local, crossing = found.get((domain, value), (0, 0))
+            local, crossing = counts.get((domain, value), (0, 0))
             more = int(number)
-            found[domain, value] = (
+            counts[domain, value] = (
                 (local + more, crossing) if kind == "local" else (local, crossing + more)
             )
-        return found
+        return counts
 
     def _known(self, domain: str, value: str) -> str:
         key = (domain, value)

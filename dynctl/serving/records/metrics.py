@@ -348,20 +348,20 @@ class Metrics(ServiceObserver):
         ended: dict[str, float] = defaultdict(float)
         for labels, number in self._counters["dynamo_frontend_requests_total"].rows.items():
             ended[labels[-1]] += number
-        found = ended_requests(ended)
+        totals = ended_requests(ended)
         times = self._histograms["dynamo_frontend_time_to_first_token_seconds"]
         rows = [row[:-1] for row in times.rows.values()]
         prompts = self._histograms["dynamo_component_router_input_sequence_tokens"].rows
         cached = self._counters["dynamo_component_router_kv_selected_cached_prefix_tokens_total"]
         return Traffic(
-            found.requests,
-            found.errors,
-            found.refused,
+            totals.requests,
+            totals.errors,
+            totals.refused,
             times.family.bounds,
             tuple(int(sum(column)) for column in zip(*rows, strict=True)),
             int(sum(row[-1] for labels, row in prompts.items() if labels[1] != "decode")),
             int(sum(cached.rows.values())),
-            found.clients,
+            totals.clients,
         )
 
     async def handle(self, request: web.Request) -> web.Response:
@@ -457,8 +457,8 @@ class Metrics(ServiceObserver):
         )
         cache = self._tokenizer_cache()
         yield self._text("dynctl_tokenizer_cache_bytes", [((), cache.get("bytes", 0))])
-        found = {("hit",): cache.get("hits", 0), ("miss",): cache.get("misses", 0)}
-        yield self._text("dynctl_tokenizer_cache_total", found.items())
+        lookups = {("hit",): cache.get("hits", 0), ("miss",): cache.get("misses", 0)}
+        yield self._text("dynctl_tokenizer_cache_total", lookups.items())
 
     def _model_gauges(self) -> Iterator[str]:
         registry = self._service.router.registry

@@ -44,7 +44,7 @@ class MirroredFleet(Fleet):
     async def take(self, fleet: FleetCards, joined: bool) -> None:
         """Add, change and remove workers so that they are those of the router. ``joined``: what
         this process found out by itself meanwhile counts no more."""
-        found: set[str] = set()
+        names: set[str] = set()
         for card in fleet.cards[: self._config.limits.workers]:
             try:
                 worker = Worker.from_dict(card.worker)
@@ -53,10 +53,10 @@ class MirroredFleet(Fleet):
                 continue
             if worker.endpoint is None:
                 continue
-            found.add(worker.name)
+            names.add(worker.name)
             await self._take(card, replace(worker, kv_events=False), joined)
         for member in self:
-            if member.spec.name not in found:
+            if member.spec.name not in names:
                 await self.remove(member.spec.name)
 
     async def _take(self, card: FleetCard, worker: Worker, joined: bool) -> None:

@@ -186,12 +186,12 @@ class Admission:
         waiting = self.waiting.pop(request_id, None)
         if waiting is None or waiting.admitted.done():
             return True
-        found = plans[request_id]
-        if isinstance(found, Exception):
-            waiting.admitted.set_exception(found)
+        planned = plans[request_id]
+        if isinstance(planned, Exception):
+            waiting.admitted.set_exception(planned)
             return True
         waited = service.clock() - waiting.since
-        plan = found.after_wait(waiting.plan, waited)
+        plan = planned.after_wait(waiting.plan, waited)
         waiting.record.queued_s = waited
         waiting.record.queue_depth = len(service.router.queue)
         if plan.ok:

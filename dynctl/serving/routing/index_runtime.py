@@ -192,10 +192,10 @@ class IndexRuntime:
 
     def states_by_worker(self) -> dict[int, dict[int, StreamState]]:
         """Worker id -> rank -> state of its stream."""
-        found: dict[int, dict[int, StreamState]] = {}
+        states: dict[int, dict[int, StreamState]] = {}
         for (worker_id, rank), held in self._streams.items():
-            found.setdefault(worker_id, {})[rank] = held.stream.state()
-        return found
+            states.setdefault(worker_id, {})[rank] = held.stream.state()
+        return states
 
     def all_states(self) -> dict[tuple[int, int], StreamState]:
         return {key: held.stream.state() for key, held in self._streams.items()}

@@ -333,20 +333,20 @@ class PromptTokenizers:
                 "needs --model-path DIR"
             )
             return [PromptTokens(None, estimate_tokens(p), "estimate", note) for p in prompts]
-        found = []
+        tokenized = []
         chars = 0
         for prompt in prompts:
-            found.append(await self.tokenize(model, prompt, worker_set, apart))
+            tokenized.append(await self.tokenize(model, prompt, worker_set, apart))
             chars += _PROMPT_CHARS + len(prompt.text or "")
             if chars > _BETWEEN_CHARS:
                 chars = 0
                 await asyncio.sleep(0)
-        missing = next((tokens for tokens in found if tokens.ids is None), None)
+        missing = next((tokens for tokens in tokenized if tokens.ids is None), None)
         if missing is None:
-            return found
-        if len(found) == 1:
-            return found
-        return [replace(tokens, ids=None, note=missing.note) for tokens in found]
+            return tokenized
+        if len(tokenized) == 1:
+            return tokenized
+        return [replace(tokens, ids=None, note=missing.note) for tokens in tokenized]
 
 
 def _read_differently(kinds: Set[EngineKind]) -> bool:
@@ -425,5 +425,5 @@ def estimate_tokens(prompt: Prompt) -> int:
         for part in content if isinstance(content, list) else (content,):
             text = part.get("text") if isinstance(part, Mapping) else part
             chars += len(text) if isinstance(text, str) else 0
-    found = max(1, chars // CHARS_PER_TOKEN)
-    return found if prompt.keep is None else min(found, prompt.keep)
+    tokens = max(1, chars // CHARS_PER_TOKEN)
+    return tokens if prompt.keep is None else min(tokens, prompt.keep)

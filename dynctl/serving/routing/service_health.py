@@ -149,13 +149,13 @@ class ServiceHealth:
         """A background task that had failed works again."""
         self.clear_condition(codes.BACKGROUND_TASK_FAILED, name)
 
-    def model_file_over_limit(self, model: str, found: OverLimit) -> None:
+    def model_file_over_limit(self, model: str, over_limit: OverLimit) -> None:
         """A request was refused because the work of a model's file exceeded a limit."""
         known = self.conditions.get(codes.MODEL_FILE_OVER_LIMIT, model)
         count = 1 if known is None else known.count + 1
         requests = "1 request is" if count == 1 else f"{count:,} requests are"
         last = datetime.fromtimestamp(self._service.wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        message = f"{found.file}: {found.limit}; {requests} refused, the last at {last}"
+        message = f"{over_limit.file}: {over_limit.limit}; {requests} refused, the last at {last}"
         self.set_condition(codes.MODEL_FILE_OVER_LIMIT, model, message)
 
     def fleet_changed(self, changed: Iterable[Worker], mismatched: dict[str, str]) -> None:
@@ -230,8 +230,8 @@ class ServiceHealth:
         stream, a threshold or a condition changed. That of a large fleet takes long, so it is
         returned for longer, whatever changed; also what :meth:`refresh` returned a moment ago.
         """
-        found = self._known(max_age_s, self._refreshed_at)
-        return found or self._conclude(
+        known = self._known(max_age_s, self._refreshed_at)
+        return known or self._conclude(
             self._service.clock(), drained(self._evaluation()), self._changes
         )
 
@@ -245,9 +245,9 @@ class ServiceHealth:
         if len(self._service.router.registry) <= _MANY_WORKERS:
             return self.evaluate(max_age_s)
         async with self._evaluating:
-            found = self._known(max_age_s) or await self._evaluate_in_turns(max_age_s)
+            health = self._known(max_age_s) or await self._evaluate_in_turns(max_age_s)
         self._refreshed_at = self._service.clock()
-        return found
+        return health
 
     async def _evaluate_in_turns(self, max_age_s: float) -> FleetHealth:
         service, tries = self._service, 0
@@ -257,9 +257,9 @@ class ServiceHealth:
             tries += 1
             if draining == service.draining and (changes == self._changes or tries >= _TRIES):
                 return self._conclude(began, health, changes)
-            found = self._known(max_age_s)
-            if found is not None:
-                return found
+            known = self._known(max_age_s)
+            if known is not None:
+                return known
 
     def _known(self, max_age_s: float, refreshed_at: float = -math.inf) -> FleetHealth | None:
         """The last evaluation, where it may be shown again. That of a large fleet may be for a
@@ -312,15 +312,15 @@ class ServiceHealth:
             if self._is_over(old):
                 self.clear_condition(old.code, old.subject)
         self._hold_mismatches(self._service.served.mismatches())
-        found = {
+        messages = {
             (condition.code, condition.subject): condition.message
             for condition in health.derived
             if current or not self._has_left(condition.code, condition.subject)
         }
         for old in self.conditions:
-            if old.code in DERIVED_CODES and (old.code, old.subject) not in found:
+            if old.code in DERIVED_CODES and (old.code, old.subject) not in messages:
                 self.clear_condition(old.code, old.subject)
-        for (code, subject), message in found.items():
+        for (code, subject), message in messages.items():
             self.set_condition(code, subject, message)
         self._evaluated, self._shown = (now, health), self._changes if current else -1
         return health
@@ -340,7 +340,7 @@ class ServiceHealth:
             for worker in registry
             if worker.model == model and registry.unavailable_reason(worker.worker_id) is None
         }
-        found = [
+        doubts = [
             doubt(
                 "DYR0760" if condition.code in codes.NOT_MODELLED else "DYR0705",
                 varies=None
@@ -358,9 +358,9 @@ class ServiceHealth:
         sharing = self._service.sharing
         late = sharing.out_of_date() if sharing is not None else ""
         if late:
-            found.insert(0, doubt("DYR0734", routers=late))
-        more = len(found) - _MOST_DOUBTS
+            doubts.insert(0, doubt("DYR0734", routers=late))
+        more = len(doubts) - _MOST_DOUBTS
         if more > 0:
             why = f"{more:,} more conditions"
-            found[_MOST_DOUBTS:] = [doubt("DYR0705", workers="other workers", why=why)]
-        return found
+            doubts[_MOST_DOUBTS:] = [doubt("DYR0705", workers="other workers", why=why)]
+        return doubts

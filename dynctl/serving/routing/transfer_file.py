@@ -119,8 +119,8 @@ class _File:
         levels: dict[str, Link] = {}
         for number, row in enumerate(rows):
             path = ("levels", number)
-            found = self._mapping(path, row, ("level", "latency", "bandwidth"), ())
-            name = found["level"]
+            values = self._mapping(path, row, ("level", "latency", "bandwidth"), ())
+            name = values["level"]
             where = (*path, "level")
             if not isinstance(name, str) or not name.strip():
                 self._refuse(where, f"level: expected a topology domain, got {name!r:.80}")
@@ -128,7 +128,7 @@ class _File:
                 self._refuse(where, "level beyond: give it as `beyond:` beside `levels:`")
             if name in levels:
                 self._refuse(where, f"level {name} occurs twice; keep one of them")
-            levels[name] = self._link(path, found)
+            levels[name] = self._link(path, values)
         links = [*levels.items(), (BEYOND, self._link(("beyond",), self._beyond(top)))]
         self._check_order(links)
         sizes = self._sizes(top.get("bytes_per_token"))
@@ -182,14 +182,14 @@ class _File:
     def _amount(
         self, path: tuple[str | int, ...], value: Any, units: Mapping[str, Fraction], example: str
     ) -> float:
-        found = _AMOUNT.fullmatch(value.strip()) if isinstance(value, str) else None
-        if found is None or found[2] not in units or len(found[1]) > 30:
+        match = _AMOUNT.fullmatch(value.strip()) if isinstance(value, str) else None
+        if match is None or match[2] not in units or len(match[1]) > 30:
             self._refuse(
                 path,
                 f"{path[-1]}: expected a number and a unit ({', '.join(units)}), for example "
                 f"{example}, got {value!r:.80}",
             )
-        return float(Fraction(found[1]) * units[found[2]])
+        return float(Fraction(match[1]) * units[match[2]])
 
     def _sizes(self, value: Any) -> tuple[float | None, dict[str, float]]:
         """``bytes_per_token``: (of all models, by model)."""

@@ -182,8 +182,8 @@ class UnseenPrefills:
 
     def _is_stored(self, request: RoutingRequest, slot: int) -> bool:
         hashes = request.sequence_hashes
-        found = self._owner.router.index.find_matches(hashes, 1 << slot)
-        return found.get(slot) >= len(hashes)
+        overlaps = self._owner.router.index.find_matches(hashes, 1 << slot)
+        return overlaps.get(slot) >= len(hashes)
 
     def _end(self, request_id: str) -> None:
         self.forget(request_id)
