@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from dynctl.serving.routing.config import FrontendConfig, Limits
+from dynctl.serving.telemetry.observers import RequestRecord, ServiceObserver
 from dynctl.tokenization import DEMO_MODEL_DIR
 from tests.dynctl.serving.fleets import QUICK_HEALTH, SLOW_HEALTH, WORDS, Site, site
 from tests.dynctl.serving.hostile import Behaviour, answers, hostile, specs, streams
@@ -86,9 +87,9 @@ async def test_what_the_answer_shows_is_recorded(path: str, stream: bool) -> Non
     async with site(TWO[:1]) as fleet:
         seen: list[Any] = []
 
-        class Watch:
-            def __getattr__(self, name: str) -> Any:
-                return seen.append if name == "on_finished" else lambda *_: None
+        class Watch(ServiceObserver):
+            def on_finished(self, record: RequestRecord) -> None:
+                seen.append(record)
 
         fleet.service.observers.append(Watch())
         prompt = WORDS * 8
@@ -251,9 +252,9 @@ async def streamed(
     """Status, bytes, how often each engine was asked, and the record of the request."""
     seen: list[Any] = []
 
-    class Watch:
-        def __getattr__(self, name: str) -> Any:
-            return seen.append if name == "on_finished" else lambda *_: None
+    class Watch(ServiceObserver):
+        def on_finished(self, record: RequestRecord) -> None:
+            seen.append(record)
 
     async with hostile(*behaviours) as engines, site([], config=_over(engines, **limits)) as fleet:
         fleet.service.observers.append(Watch())
