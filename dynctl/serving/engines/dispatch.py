@@ -52,6 +52,7 @@ class Hop(NamedTuple):
     """A request that is sent to the winner of a decision, at ``sent_at`` of the service's clock.
 
     ``message``: of the :class:`Dispatch`. ``member``: the winner in the fleet, None where it left.
+    ``tokens``: of prompts that it may compute before the first output.
     ``headers``: for the engine. ``first_output_s``: how long to wait for the first output; None
     where that does not come before the whole answer.
 
@@ -67,6 +68,7 @@ class Hop(NamedTuple):
     member: Member | None
     headers: Mapping[str, str]
     sent_at: float
+    tokens: int
     first_output_s: float | None
     on_first_token: Callable[[], None] | None = None
     move: Callable[[EngineStream, UpstreamFailure], Coroutine[Any, Any, None]] | None = None

@@ -328,14 +328,14 @@ class RequestFlow:
         member = self._fleet.by_id(worker.worker_id)
         if record.dispatched_at is None:
             record.dispatched_at = now
-        first_output_s, headers = None, call.headers
+        first_output_s, headers, tokens = None, call.headers, _tokens_before(decision)
         if call.stream if streams is None else streams:
-            first_output_s = self._first_outputs.timeout_s(worker.model, _tokens_before(decision))
+            first_output_s = self._first_outputs.timeout_s(worker.model, tokens)
         if member is not None:
             self._fleet.dispatched(member)
         if record.trace is not None:
             headers = {**headers, **record.trace.hop(decision, now)}
-        hop = Hop(call, decision, worker, message, member, headers, now, first_output_s)
+        hop = Hop(call, decision, worker, message, member, headers, now, tokens, first_output_s)
         if course is None or not self._dispatch.reads_tokens:
             return hop
         move = None if call.moving is not None else partial(self._move, call, course)
@@ -415,7 +415,7 @@ class RequestFlow:
             service.measure_prefill(decision, hop.sent_at)
         if measured:
             took = service.clock() - hop.sent_at
-            self._first_outputs.observe(hop.worker.model, _tokens_before(decision), took)
+            self._first_outputs.observe(hop.worker.model, hop.tokens, took)
         self._fleet.answered(hop.worker.worker_id)
 
     def _note_first_token(self, hop: Hop) -> None:

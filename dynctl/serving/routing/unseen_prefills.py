@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from dynctl.planning.prefill_load import prefill_tokens
 from router_core import (
     DEVICE,
     BlocksStored,
@@ -86,9 +85,10 @@ class UnseenPrefills:
 
     def measured(self, decision: Decision, seconds: float) -> None:
         """A streamed prompt had its first output ``seconds`` after it was sent to the winner."""
-        worker = decision.worker
-        if worker is None or seconds <= 0:
+        winner = decision.winner
+        if winner is None or seconds <= 0:
             return
+        worker = decision.workers[winner]
         pace = seconds / (_tokens_before(decision) + _FIXED_TOKENS)
         for key in (worker.worker_id, worker.model):
             before = self._paces.get(key, pace)
@@ -217,8 +217,9 @@ class UnseenPrefills:
 def _tokens_before(decision: Decision) -> int:
     """Prompt tokens that the winner computes until the request's first output: those of prompts
     before it, and its own without those that are cached."""
-    waiting, inputs = 0.0, decision.inputs
-    if inputs is not None and decision.winner is not None:
-        booked = inputs.prefill_tokens if inputs.booked_tokens is None else inputs.booked_tokens
-        waiting = booked[decision.winner]
-    return max(0, int(waiting)) + prefill_tokens(decision)[0]
+    inputs, winner = decision.inputs, decision.winner
+    if inputs is None or winner is None:
+        return decision.isl_tokens
+    booked = inputs.prefill_tokens if inputs.booked_tokens is None else inputs.booked_tokens
+    own = decision.isl_tokens - inputs.cached_tokens(winner, decision.parameters)
+    return max(0, int(booked[winner])) + max(0, own)
