@@ -24,6 +24,7 @@ from router_core.decision import Decision
 from router_core.errors import ConfigError, SnapshotError
 from router_core.events import BlocksRemoved, BlocksStored, Cleared
 from router_core.index import IndexBound
+from router_core.policies import FILTERS, PROFILES
 from router_core.router import Router
 from router_core.routing_view import Pin
 from tests.router_core.fleet import MODEL, active, apply_all, request, router, stored, worker
@@ -296,6 +297,21 @@ def test_allowed_workers_and_pins_of_an_aggregated_request() -> None:
     assert {one.name for one in made.plan(both).final.workers} == {"w3"}
     outside = request(16, allowed_worker_ids=frozenset({2}), pin_decode=Pin(3))
     assert made.plan(outside).final.outcome == "pinned_ineligible"
+
+
+@pytest.mark.parametrize("lost", [None, 2], ids=["all are available", "one is not"])
+def test_a_plain_request_has_the_funnel_and_reasons_of_all_filters(lost: int | None) -> None:
+    made, asked = router(worker(1), worker(2)), router(worker(1), worker(2))
+    asked.profile = replace(PROFILES["kv"], filters=(*FILTERS,))
+    assert asked.profile.filters is not FILTERS  # so each is asked
+    plans = []
+    for each in (made, asked):
+        if lost is not None:
+            apply_all(each, c.WorkerAvailability(lost, "no response"))
+        plans.append(each.plan(request(16), detail=True))
+    assert plans[0] == plans[1]
+    rejected = [row.reason.message for step in plans[0].final.funnel for row in step.rejected]
+    assert rejected == ([] if lost is None else ["no response"])
 
 
 def test_a_new_rank_of_an_unavailable_worker_is_unavailable() -> None:
