@@ -66,6 +66,9 @@ def test_concurrent_requests(frontend: Frontend, engines: dict[str, Engine], jud
 test_cache_salts = every_engine.cache_salts
 
 
+test_small_requests_prove_the_fleet = every_engine.small_requests_prove_the_fleet
+
+
 def test_isolated_keys_share_nothing(stack: SglangStack, engines: dict[str, Engine]) -> None:
     """The second key reads of a prompt that the first one sent what it reads of a new one."""
     first, second = "sk-first-0123456789", "sk-second-0123456789"

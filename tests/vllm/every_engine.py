@@ -3,10 +3,13 @@
 ``joined``, ``stack``, ``engines``, ``frontend``: the fixtures of the suite's module.
 """
 
+import asyncio
 import random
 import signal
 from typing import Any
 
+from dynctl.experiments.trial import TrialOptions, run_trial
+from dynctl.findings.report import State
 from tests.vllm.conftest import Judge
 from tests.vllm.joined import Joined
 from tests.vllm.rates import ask_all
@@ -79,6 +82,19 @@ def cache_salts(frontend: Frontend, judged: Judge) -> None:
                 given = {"nvext": given}
             bodies.append({**body, **given})
     judged("cache salts, in the body and in nvext", ask_all(frontend, bodies))
+
+
+def small_requests_prove_the_fleet(frontend: Frontend, engines: dict[str, Engine]) -> None:
+    """`dynctl test` finds nothing wrong, at the frontend and at one engine."""
+    engine = next(iter(engines.values()))
+    for url in (str(frontend.http.base_url), str(engine.http.base_url)):
+        options = TrialOptions(url, timeout=patience(60), duration=600)
+        report = asyncio.run(run_trial(options))
+        checks = {check.code: check for check in report.checks}
+        wrong = [check for check in report.checks if check.state in (State.WARN, State.FAIL)]
+        assert not wrong, (url, wrong)
+        for code in ("DYE0202", "DYE0203", "DYE0303", "DYE0401", "DYE0404"):
+            assert checks[code].state is State.PASS, (url, checks[code])
 
 
 def tool_calls_without_content(frontend: Frontend, judged: Judge) -> None:

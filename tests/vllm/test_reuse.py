@@ -102,6 +102,9 @@ def test_an_adapter_beside_its_base_model(frontend: Frontend, judged: Judge) -> 
 test_cache_salts = every_engine.cache_salts
 
 
+test_small_requests_prove_the_fleet = every_engine.small_requests_prove_the_fleet
+
+
 test_tool_calls_without_content = every_engine.tool_calls_without_content
 
 
