@@ -8,14 +8,23 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
+from urllib.parse import quote
 
 import httpx
 
 from dynctl.base.decode_errors import WireError
-from dynctl.base.errors import network_reason
+from dynctl.base.errors import DynctlError, network_reason
 from dynctl.base.json_fields import mapping
 from dynctl.base.json_reader import read_json
-from dynctl.sources.http import async_client, error_message, frontend_url, json_object
+from dynctl.documents.codec import decode
+from dynctl.documents.decisions import PastDecision
+from dynctl.sources.http import (
+    async_client,
+    error_message,
+    frontend_url,
+    json_object,
+    read_response,
+)
 
 T = TypeVar("T")
 MOST_AT_ONCE: Final = 4
@@ -24,6 +33,7 @@ _LARGEST_REPLY: Final = 4 * 1024 * 1024
 _LARGEST_METRICS: Final = 32 * 1024 * 1024
 _USER: Final = "dynctl-test"
 _DONE: Final = "[DONE]"
+_DECISION: Final = "x-dynctl-decision"
 
 
 class BudgetSpent(Exception):
@@ -65,7 +75,7 @@ class Reply:
     ``prefill`` and ``decode``: the ids of the workers that the router names, None without. The
     count of cached tokens may be that of the decode worker. ``events``: seconds from the request to
     each event of a stream with choices. ``done``: the stream ended with ``[DONE]``. ``seconds``:
-    to the end of the response.
+    to the end of the response. ``decision``: the id that a dynctl frontend gives.
     """
 
     status: int
@@ -78,6 +88,7 @@ class Reply:
     events: tuple[float, ...] = ()
     done: bool = False
     seconds: float = 0.0
+    decision: str = ""
 
     @property
     def answered(self) -> bool:
@@ -93,6 +104,14 @@ class Reply:
         if self.status == 0:
             return f"no response: {self.problem}"
         return f"{self.status} {self.problem}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What a dynctl frontend's router expected of a request: ``worker`` reuses ``tokens``."""
+
+    worker: str
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,15 +152,20 @@ class Chat:
 class CanaryClient:
     """An OpenAI server that gets canaries. ``timeout``: seconds for each whole response.
 
+    ``key`` is that of a client, ``token`` that of an operator, for what only operators may read.
+
     Use it as an asynchronous context manager.
     """
 
-    def __init__(self, url: str, key: str | None, timeout: float, budget: Budget) -> None:
+    def __init__(
+        self, url: str, timeout: float, budget: Budget, key: str | None, token: str | None
+    ) -> None:
         self.url = frontend_url(url)
         self.budget = budget
         self.has_key = key is not None
         self._timeout = timeout
         self._client = async_client(key)
+        self._operator = async_client(token)
         self._at_once = asyncio.Semaphore(MOST_AT_ONCE)
 
     async def __aenter__(self) -> CanaryClient:
@@ -149,6 +173,7 @@ class CanaryClient:
 
     async def __aexit__(self, *_: object) -> None:
         await self._client.aclose()
+        await self._operator.aclose()
 
     async def models(self) -> tuple[Reply, list[dict[str, Any]]]:
         """The rows of ``GET /v1/models``; none where the reply is an error."""
@@ -171,6 +196,34 @@ class CanaryClient:
         )
         count = json_object(response).get("count") if response is not None else None
         return count if reply.answered and isinstance(count, int) else None
+
+    async def expectation(self, reply: Reply) -> Expectation | None:
+        """What the router expected of the request, if one worker served it whole; None also where
+        the server does not show its decisions."""
+        decision = await self.decision(reply)
+        if decision is None or decision.prefill is not None or decision.decode is None:
+            return None
+        winner = decision.decode.winner
+        for row in decision.decode.candidates:
+            if winner is not None and (row.worker_id, row.dp_rank) == (
+                winner.worker_id,
+                winner.dp_rank,
+            ):
+                return Expectation(row.worker, row.usable_blocks * decision.block_size)
+        return None
+
+    async def decision(self, reply: Reply) -> PastDecision | None:
+        """The decision about a request; None where the server does not show it."""
+        if not reply.decision:
+            return None
+        path = f"{self.url}/v1/decisions/{quote(reply.decision, safe='')}"
+        try:
+            status, content = await read_response(
+                self._operator, path, _LARGEST_REPLY, self._timeout
+            )
+            return decode(content, PastDecision) if status == 200 else None
+        except (DynctlError, WireError):
+            return None
 
     async def chat(self, chat: Chat) -> Reply:
         """Send a canary and read its whole reply. Raises BudgetSpent."""
@@ -242,7 +295,8 @@ class CanaryClient:
         seconds = time.monotonic() - started
         if whole.status_code != 200:
             return Reply(whole.status_code, error_message(whole), seconds=seconds), whole
-        return Reply(200, seconds=seconds), whole
+        decision = response.headers.get(_DECISION, "")
+        return Reply(200, seconds=seconds, decision=decision), whole
 
     async def _stream(
         self, chat: Chat, at_first: Callable[[], Awaitable[bool]] | None = None

@@ -27,15 +27,16 @@ _GREETING: Final = "dynctl-test: hello"
 
 @dataclass(frozen=True, slots=True)
 class TrialOptions:
-    """What to test. ``timeout``: seconds for each response, ``duration`` for the whole test.
+    """What to test. ``key`` is that of a client, ``token`` that of an operator.
 
-    ``settle``: seconds between a request and its repeat. ``only``: words of groups, all where it is
-    empty. ``seed`` None: a random one. ``model_path``: a tokenizer directory with which counts of
-    tokens are compared.
+    ``timeout``: seconds for each response, ``duration`` for the whole test, ``settle`` between a
+    request and its repeat. ``only``: words of groups, all where it is empty. ``seed`` None:
+    a random one. ``model_path``: a tokenizer directory with which counts of tokens are compared.
     """
 
     url: str
     key: str | None = None
+    token: str | None = None
     model: str | None = None
     only: tuple[str, ...] = ()
     requests: int = 200
@@ -78,7 +79,7 @@ async def run_trial(wanted: TrialOptions, say: Callable[[str], object] = str) ->
     budget = Budget(
         wanted.requests, 1 + sum(group.generated for group in groups), started + wanted.duration
     )
-    async with CanaryClient(wanted.url, wanted.key, wanted.timeout, budget) as client:
+    async with CanaryClient(wanted.url, wanted.timeout, budget, wanted.key, wanted.token) as client:
         subject = await _subject(client, wanted)
         bench = Bench(client, Prompts(seed), subject, wanted.settle, asyncio.sleep)
         sections: list[Section] = []
@@ -114,14 +115,16 @@ async def _subject(client: CanaryClient, wanted: TrialOptions) -> Subject:
         raise UsageProblem(
             f"{client.url}/v1/models lists no models: {listed}", "specify one: --model NAME"
         )
-    names_workers = await _names_workers(client, model)
-    return Subject(model, listed, rows, names_workers, _counter(wanted.model_path))
-
-
-async def _names_workers(client: CanaryClient, model: str) -> bool:
-    """Whether replies name workers; a server that does not know the field ignores or refuses it."""
+    # A server that does not know the field ignores or refuses it.
     reply = await client.chat(Chat(model, (_GREETING,), workers=True))
-    return reply.decode is not None or reply.prefill is not None
+    return Subject(
+        model,
+        listed,
+        rows,
+        names_workers=reply.decode is not None or reply.prefill is not None,
+        shows_decisions=await client.decision(reply) is not None,
+        count=_counter(wanted.model_path),
+    )
 
 
 def _counter(model_path: Path | None) -> Callable[[tuple[str, ...]], int] | None:

@@ -27,6 +27,7 @@ SECTIONS: Final = {
     "DYE02": "tokens",
     "DYE03": "streams",
     "DYE04": "reuse",
+    "DYE05": "truth of the index",
     "DYE06": "isolation",
     "DYE09": "limits",
     "DYR01": "planes",

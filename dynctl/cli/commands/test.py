@@ -20,7 +20,8 @@ def prove(
         typer.Option(
             "--only",
             metavar="GROUP",
-            help="Only this group (repeatable): names, tokens, streams, reuse, isolation, limits.",
+            help="Only this group (repeatable): names, tokens, streams, reuse, index, isolation,"
+            " limits.",
         ),
     ] = None,
     model: Annotated[
@@ -56,7 +57,7 @@ def prove(
     fail_on: FailOn = "fail",
     suppress: Suppress = None,
 ) -> int:
-    """Test an OpenAI server by requests: names, tokens, streams, reuse, isolation, limits.
+    """Test an OpenAI server by requests: names, tokens, streams, reuse, index, isolation, limits.
 
     The server may be a frontend of any router, a gateway or one engine. The requests have the user
     dynctl-test and random prompts, and change nothing but the contents of caches. Exit code 0: no
@@ -71,11 +72,13 @@ def prove(
     from dynctl.findings.suppression import Suppressions
     from dynctl.screens.progress import progress
     from dynctl.screens.render import emit, talk
+    from dynctl.sources.named import token
 
     expect_level(fail_on)
     wanted = TrialOptions(
         url=_url(options, url),
         key=os.environ.get(api_key_env) or None,
+        token=token(options),
         model=model,
         only=tuple(only or ()),
         requests=_requests(budget),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from dynctl.experiments.groups.group import Group
+from dynctl.experiments.groups.index import INDEX
 from dynctl.experiments.groups.isolation import ISOLATION
 from dynctl.experiments.groups.limits import LIMITS
 from dynctl.experiments.groups.names import NAMES
@@ -13,9 +14,8 @@ from dynctl.experiments.groups.reuse import REUSE
 from dynctl.experiments.groups.streams import STREAMS
 from dynctl.experiments.groups.tokens import TOKENS
 
-GROUPS: Final[Sequence[Group[Any]]] = (NAMES, TOKENS, STREAMS, REUSE, ISOLATION, LIMITS)
+GROUPS: Final[Sequence[Group[Any]]] = (NAMES, TOKENS, STREAMS, REUSE, INDEX, ISOLATION, LIMITS)
 NOT_TESTED: Final = (
-    "the index block by block",
     "hand-offs between domains",
     "load and changes of workers",
 )

@@ -18,14 +18,16 @@ class Subject:
     """What is tested. ``model``: the name that requests have, ``row`` its row of /v1/models.
 
     ``rows``: all rows, ``listed``: how the server answered for them. ``names_workers``: a reply
-    names the workers that the router chose, if it is asked to. ``count``: prompt tokens of the
-    turns of a chat by a tokenizer of the user's, None without one.
+    names the workers that the router chose, if it is asked to. ``shows_decisions``: so
+    do the decisions that were read with it. ``count``: prompt tokens of the turns of a chat by a
+    tokenizer of the user's, None without one.
     """
 
     model: str
     listed: Reply
     rows: Sequence[Mapping[str, Any]] = ()
     names_workers: bool = False
+    shows_decisions: bool = False
     count: Callable[[tuple[str, ...]], int] | None = None
 
     @property

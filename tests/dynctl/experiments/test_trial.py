@@ -18,12 +18,15 @@ from dynctl.experiments.prompts import Prompts
 from dynctl.experiments.trial import TrialOptions, announcement, run_trial
 from dynctl.findings.catalogue import catalogue
 from dynctl.findings.report import State
+from dynctl.serving.http.server import build_frontend
+from dynctl.serving.routing.config import FrontendConfig
+from dynctl.simulation.engine.config import Faults
 from dynctl.tokenization import DEMO_MODEL_DIR
 from router_core import RouterConfig
 from tests.dynctl.experiments.faulty_proxy import Body, Fault, error, faulty_proxy, first_text
-from tests.dynctl.serving.fleets import site
+from tests.dynctl.serving.fleets import QUICK_HEALTH, site
 from tests.ports import free_port
-from tests.waiting import patience
+from tests.waiting import patience, until
 
 ENGINE = {"name": "e0", "speedup_ratio": 2.0, "max_model_len": 2048}
 SLOW = {"name": "e0", "speedup_ratio": 0.5}
@@ -222,6 +225,36 @@ async def test_a_server_that_accepts_any_key_is_found():
     assert wrong(report) == {"DYE0904"}
 
 
+async def test_an_engine_that_is_believed_to_have_what_it_lost():
+    """The router estimates caches from what it sent, and the engine gets other prompts."""
+    async with (
+        site([ENGINE]) as fleet,
+        faulty_proxy(fleet.engines["e0"].url, NewIdInFront()) as url,
+    ):
+        estimating = FrontendConfig(
+            port=0,
+            workers=(f"{url},name=e0,kv-events=off",),
+            model_path=DEMO_MODEL_DIR,
+            router=RouterConfig(use_kv_events=False),
+            health=QUICK_HEALTH,
+        )
+        frontend = build_frontend(estimating)
+        await frontend.start()
+        try:
+            await until(lambda: all(member.worker for member in frontend.fleet))
+            report = await result_of(frontend.url, only=("index",), model="demo")
+        finally:
+            await frontend.close()
+    assert wrong(report) == {"DYE0501"}
+
+
+async def test_a_router_that_does_not_get_the_events_of_an_engine():
+    silent = {**ENGINE, "faults": Faults(stop_publishing=True)}
+    async with site([silent]) as fleet:
+        report = await result_of(fleet.frontend.url, only=("index",))
+    assert wrong(report) == {"DYE0502"}
+
+
 # -- healthy fleets --------------------------------------------------------------------------------
 
 
@@ -231,7 +264,7 @@ async def test_a_fleet_passes_and_its_workers_are_counted():
         report = await result_of(fleet.frontend.url, model_path=DEMO_MODEL_DIR)
     assert wrong(report) == set()
     checks = {check.code: check for check in report.checks}
-    for code in ("DYE0202", "DYE0203", "DYE0401", "DYE0402", "DYE0404", "DYE0601", "DYE0602"):
+    for code in ("DYE0202", "DYE0401", "DYE0402", "DYE0404", "DYE0501", "DYE0502", "DYE0601"):
         assert checks[code].state is State.PASS, checks[code]
     assert re.search(r"by [123] workers", checks["DYE0402"].message)
 
@@ -330,5 +363,10 @@ def test_texts_are_new_and_equal_in_length():
 def test_every_code_of_the_family_has_a_check_and_a_fault_here():
     checks = {check.code for group in GROUPS for check in group.checks}
     assert checks == {code for code in catalogue() if code.startswith("DYE")}
-    named = {code for _, _, codes in FAULTS for code in codes} | {"DYE0304", "DYE0904"}
+    named = {code for _, _, codes in FAULTS for code in codes} | {
+        "DYE0304",
+        "DYE0501",
+        "DYE0502",
+        "DYE0904",
+    }
     assert named == checks
