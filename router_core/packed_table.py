@@ -146,14 +146,13 @@ class PackedTable:
                 if left:
                     self._crowded[rest] = left
                 return
-        hole = at % size
-        shard[hole] = 0
+        hole = at
+        shard[at % size] = 0
         # Those after it move up, so that none is behind an empty place.
         while entry := shard[(at := at + 1) % size]:
-            place = at % size
-            if (place - (entry >> _PLACE)) % size >= (place - hole) % size:
-                shard[hole], shard[place] = entry, 0
-                hole = place
+            if (at - (entry >> _PLACE)) % size >= at - hole:
+                shard[hole % size], shard[at % size] = entry, 0
+                hole = at
 
     def values(self) -> Iterator[int]:
         """All values."""
