@@ -73,6 +73,9 @@ class HttpFrontend:
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
         #: Why thresholds are set: a dynctl frontend logs and records it, a Dynamo ignores it.
         self.note = ""
+        #: The canary that sets them, and for how many seconds it watches them; empty: none. A
+        #: dynctl frontend refuses another one meanwhile, a Dynamo does not.
+        self.canary = ""
 
     def exchange(
         self,
@@ -153,9 +156,10 @@ class HttpFrontend:
         timeout: float,
         headers: Mapping[str, str] | None,
     ) -> httpx.Response:
-        if self.note and (method, path) == ("POST", "/busy_threshold"):
+        if (method, path) == ("POST", "/busy_threshold"):
             text = self.note.encode("ascii", "replace").decode()
-            headers = {**(headers or {}), "x-dynctl-note": text[:200]}
+            about = {"x-dynctl-note": text[:200], "x-dynctl-canary": self.canary}
+            headers = {**(headers or {}), **{name: value for name, value in about.items() if value}}
         limits = httpx.Timeout(timeout, connect=min(timeout, CONNECT_S))
         deadline = time.monotonic() + timeout
         # trust_env: control calls to a local frontend must not go through the machine's proxy.

@@ -241,7 +241,7 @@ def set_thresholds(
         replicas = [reading.replica for reading in readings]
         watcher = None
         if canary is not None:
-            from dynctl.sources.thresholds.canary import Canary, announce
+            from dynctl.sources.thresholds.canary import Canary
 
             ended = stack.enter_context(_ending_is_noted())
             watcher = Canary(
@@ -249,7 +249,7 @@ def set_thresholds(
             )
             watcher.begin()
             limits = ", ".join(condition.text for condition in conditions)
-            announce(replicas, f"canary {canary:g} s; revert if {limits}")
+            watcher.announce(f"canary {canary:g} s; revert if {limits}", wait_s=wait or 0.0)
         bar = stack.enter_context(progress(options))
         if wait is not None or canary is not None:
             bar.pulse("waiting for the replicas" if canary is None else f"canary of {canary:g} s")

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
@@ -28,11 +30,17 @@ IGNORED_HEADER = "x-dynctl-ignored"
 #: A request header: why a command sets the values, such as a step of a canary. Dynamo ignores it.
 NOTE_HEADER = "x-dynctl-note"
 MAX_NOTE = 200
+#: A request header: ``NAME SECONDS``, the canary that sets the values and for how long it watches
+#: them; 0 ends it.
+CANARY_HEADER = "x-dynctl-canary"
+_CANARY = re.compile(r"([0-9a-f]{1,32}) ([0-9]{1,6})")
 MAX_BODY = 64 * 1024
 
 _INTEGER = "active_prefill_tokens_threshold"
 _FRACTION = "active_decode_blocks_threshold"
 _U64 = 2**64
+#: Of a model; each is of other thresholds.
+_MOST_CANARIES = len(THRESHOLD_SETTINGS)
 _INTO = "Failed to deserialize the JSON body into the target type: "
 
 
@@ -50,11 +58,24 @@ class BadBody(ValueError):
         return json_response({"error": str(self)}, self.status)
 
 
+@dataclass(frozen=True, slots=True)
+class _Canary:
+    """A canary of some thresholds of a model; ``until``: by the clock of the service."""
+
+    name: str
+    thresholds: frozenset[str]
+    until: float
+
+
 class BusyThresholds:
-    """The two handlers."""
+    """The two handlers. Values that a canary watches stay free for every other change: it sees
+    one, and ends. Only a second canary of the same thresholds is refused, as it would set them back
+    to values that the first one has not proven."""
 
     def __init__(self, service: RoutingService) -> None:
         self._service = service
+        #: Model -> its canaries.
+        self._canaries: dict[str, list[_Canary]] = {}
 
     async def get(self, request: web.Request) -> web.Response:
         """One row for each model that is served."""
@@ -74,6 +95,9 @@ class BusyThresholds:
             return json_response(
                 {"error": self._not_found_message(model, writes=bool(values))}, 404
             )
+        refused = self._canary_refusal(model, values, request.headers.get(CANARY_HEADER, ""))
+        if refused:
+            return json_response({"error": refused}, 409)
         if values:
             applied = self._service.apply(ThresholdsSet(model, values))
             if not applied.ok:
@@ -85,6 +109,26 @@ class BusyThresholds:
         if ignored:
             answer.headers[IGNORED_HEADER] = ", ".join(ignored)
         return answer
+
+    def _canary_refusal(self, model: str, values: Collection[str], header: str) -> str:
+        """Note what the header says of a canary; why it may not set the values, or nothing."""
+        given = _CANARY.fullmatch(header)
+        if given is None:
+            return ""
+        now, name, seconds = self._service.clock(), given[1], int(given[2])
+        canaries = [canary for canary in self._canaries.get(model, ()) if canary.until > now]
+        for canary in canaries:
+            common = canary.thresholds & set(values)
+            if common and canary.name != name and seconds:
+                return (
+                    f"a canary of {min(common)} of {model} runs for another "
+                    f"{canary.until - now:.0f} s; wait for its end, or end it with Ctrl-C"
+                )
+        canaries = [canary for canary in canaries if canary.name != name]
+        if seconds:
+            canaries.append(_Canary(name, frozenset(values), now + seconds))
+        self._canaries = {**self._canaries, model: canaries[-_MOST_CANARIES:]}
+        return ""
 
     def _row(self, model: str) -> ModelThresholds:
         held = self._service.router.busy.thresholds(model)

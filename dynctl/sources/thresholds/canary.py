@@ -6,8 +6,10 @@ proves nothing, so the old values return then as well.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
+import secrets
 import threading
 import time
 from collections import deque
@@ -32,6 +34,8 @@ EVERY_S: Final = 1.0
 #: A replica that does not answer for so long, or for a quarter of the canary, ends it.
 SILENT_S: Final = 15.0
 MAX_CONDITIONS: Final = 16
+#: Seconds that the setting of all replicas may take.
+_SETTING_S: Final = 10.0
 
 _FORM: Final = re.compile(
     r"(refused|errors|hits|(ttft|itl)_p(\d{1,2}(?:\.\d)?))\s*(>=?|<=?)\s*"
@@ -192,9 +196,17 @@ class Canary:
         self._least = least
         self._clock = clock
         self._ended = ended
+        self._name = secrets.token_hex(4)
         self._began = clock()
         self._silent = min(SILENT_S, max(seconds / 4, 2 * EVERY_S))
         self._watched = [_Watched(replica, answered=self._began) for replica in replicas]
+
+    def announce(self, text: str, *, wait_s: float = 0.0, ends: bool = False) -> None:
+        """Let the frontends know of it. ``wait_s``: seconds before it watches; ``ends``: with the
+        next change."""
+        replicas = [watched.replica for watched in self._watched]
+        seconds = 0 if ends else math.ceil(self._seconds + wait_s + _SETTING_S)
+        announce(replicas, text, f"{self._name} {seconds}")
 
     def begin(self) -> None:
         """Read the counters before the thresholds change. Raises UsageProblem where a replica
@@ -353,11 +365,22 @@ class Canary:
         return CanaryVerdict(state, round(passed, 3), why, rows, values, kept=state == "held")
 
 
-def announce(replicas: Sequence[Replica], text: str) -> None:
-    """Let each frontend know why its thresholds are set from now on."""
+def announce(replicas: Sequence[Replica], text: str, canary: str = "") -> None:
+    """Let each frontend know why its thresholds are set from now on, and of which canary."""
     for replica in replicas:
         if isinstance(replica.holder, HttpFrontend):
-            replica.holder.note = text
+            replica.holder.note, replica.holder.canary = text, canary
+
+
+def release(replicas: Sequence[Replica], model: str) -> None:
+    """Let each frontend know that the canary that it was told of ends. Raises nothing: where one
+    does not answer, its time ends it."""
+
+    def end(replica: Replica) -> None:
+        with contextlib.suppress(DynctlError):
+            replica.holder.set_thresholds(model, {})
+
+    at_once(end, [replica for replica in replicas if isinstance(replica.holder, HttpFrontend)])
 
 
 def shown(condition: RevertCondition, value: float) -> str:

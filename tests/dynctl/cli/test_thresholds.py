@@ -709,6 +709,28 @@ def test_an_interrupted_canary_sets_back(two, ends):
     assert decode_thresholds(two) == [None, None]
 
 
+def test_a_second_canary_of_the_same_threshold_is_refused(dynctl, two):
+    """It would set back to values that the first one has not proven."""
+    for one in two:
+        counted(one, 100)
+    line = [*CANARY[:-1], "1h", "--revert-if", "refused>1%", *named(*two), "-o", "json"]
+    second = ("thresholds", "set", "--active-decode-blocks", "0.7", "--canary", "1s")
+    with started(*line) as process:
+        until_now(lambda: decode_thresholds(two) == [0.5, 0.5] or process.poll() is not None)
+        refused = dynctl(*second, "--revert-if", "refused>1%", *named(*two))
+        assert refused.code == 2
+        assert "a canary of active_decode_blocks_threshold of tiny runs for another" in refused.err
+        assert decode_thresholds(two) == [0.5, 0.5]
+        other = ("thresholds", "set", "--active-prefill-tokens", "9", "--canary", "1s")
+        assert dynctl(*other, "--revert-if", "refused>1%", *named(*two)).code == 1  # unproven
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=patience(20))
+    assert json.loads(out)["canary"]["state"] == "interrupted"
+    assert decode_thresholds(two) == [None, None]
+    # Its end is known: another one may begin.
+    assert dynctl(*second, "--revert-if", "refused>1%", *named(*two)).code == 1
+
+
 def test_a_canary_goes_on_where_its_messages_cannot_be_written(two):
     for one in two:
         counted(one, 100)
@@ -739,7 +761,7 @@ def test_a_canary_whose_watch_fails_sets_back(two):
             canary=canary,
             say=print,
         )
-    assert [len(one.posts) for one in two] == [2, 2]
+    assert [len(one.posts) for one in two] == [3, 3]  # set, set back, and the end of the canary
     assert [one.thresholds()["active_decode_blocks_threshold"] for one in two] == [None, None]
 
 
