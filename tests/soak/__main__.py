@@ -21,10 +21,11 @@ from tests.soak.faults import Faults, as_rows
 from tests.soak.plot import plot
 from tests.soak.result import SAMPLE_S, series, write_result
 from tests.soak.site import Site
-from tests.soak.verdict import fit, problems, warmed
+from tests.soak.verdict import RIGHT_S, fit, problems, warmed
 from tests.waiting import cores
 
 _QUIET_LIMIT_S: Final = 30.0
+_AFTER_FAULT_S: Final = 3.0
 _PAUSES: Final = 10
 
 
@@ -86,6 +87,7 @@ class Run:
     async def pause(self) -> None:
         """Stop the clients, and measure how long loads and index take to be right."""
         async with self.faults.lasting:
+            await asyncio.sleep(_AFTER_FAULT_S)  # a fault that ended now is no quiet yet
             await self.clients.pause()
             began, wrong = time.monotonic(), ""
             right: dict[str, float | None] = {"loads": None, "index": None}
@@ -100,6 +102,8 @@ class Run:
                 if right["index"] is None and not different:
                     right["index"] = time.monotonic() - began
                 wrong = ", ".join([f"active {loads}", *different])
+                if time.monotonic() - began > RIGHT_S:
+                    print(f"  after {time.monotonic() - began:.1f} s: {wrong}", flush=True)
                 await asyncio.sleep(0.1)
             check = {
                 "minute": round(self._minutes, 1),
@@ -123,7 +127,7 @@ class Run:
         return different
 
 
-async def soak(minutes: float, rate: float, seed: int) -> dict[str, Any]:
+async def soak(minutes: float, rate: float, seed: int, right_s: float) -> dict[str, Any]:
     """Run for ``minutes``; the result as JSON has it."""
     site = Site()
     run = None
@@ -131,21 +135,20 @@ async def soak(minutes: float, rate: float, seed: int) -> dict[str, Any]:
         await site.start()
         run = Run(site, rate, seed)
         await run.until(minutes)
-        return _result(run, minutes, rate, seed)
+        result = {"minutes": minutes, "seed": seed, "right_s": right_s, **_measured(run, rate)}
+        return {**result, "problems": problems(result)}
     finally:
         if run is not None:
             await run.close()
         await site.close()
 
 
-def _result(run: Run, minutes: float, rate: float, seed: int) -> dict[str, Any]:
+def _measured(run: Run, rate: float) -> dict[str, Any]:
     clients = run.clients
     sent = sum(clients.outcomes.values())
     samples = dict(run.samples)
-    slope = fit(*warmed(samples, "memory a"))
-    result: dict[str, Any] = {
-        "minutes": minutes,
-        "seed": seed,
+    slope = fit(*warmed(samples["minutes"], samples["memory a"]))
+    return {
         "cores": cores(),
         "python": platform.python_version(),
         "rate": {"aimed": rate, "reached": round(sent / clients.sending_s, 1)},
@@ -162,8 +165,6 @@ def _result(run: Run, minutes: float, rate: float, seed: int) -> dict[str, Any]:
         "lost": clients.lost,
         "samples": samples,
     }
-    result["problems"] = problems(result)
-    return result
 
 
 def _print(result: dict[str, Any]) -> None:
@@ -176,7 +177,7 @@ def _print(result: dict[str, Any]) -> None:
             f"  most {max(values):>12,.0f}"
         )
     growth = {name: value / 1e6 for name, value in result["memory_growth"].items()}
-    print("  memory of a: {bytes_an_hour:+.2f} MB an hour (error {error:.2f})".format(**growth))
+    print("  memory: {bytes_an_hour:+.2f} MB an hour (error {error:.2f})".format(**growth))
     for problem in result["problems"]:
         print(f"FAIL  {problem}")
 
@@ -187,10 +188,13 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--rate", type=float, default=200.0, help="requests a second")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--right-s", type=float, default=RIGHT_S, help="longer on a machine that has other work"
+    )
     parser.add_argument("--json", type=Path, help="write the result to this file")
     parser.add_argument("--svg", type=Path, help="write the plot to this file")
     given = parser.parse_args()
-    result = asyncio.run(soak(given.minutes, given.rate, given.seed))
+    result = asyncio.run(soak(given.minutes, given.rate, given.seed, given.right_s))
     _print(result)
     if given.json is not None:
         write_result(given.json, result)

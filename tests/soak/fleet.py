@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from tests.ports import free_port
 from tests.waiting import patience
 
 ENGINES: Final = 4
@@ -85,6 +86,8 @@ class Fleet:
     def __init__(self) -> None:
         self.engines: dict[str, Process] = {}
         self.frontend: Process | None = None
+        #: Of HTTP, KV events and replay: none of those that the system gives to connections.
+        self._ports_of: dict[str, tuple[int, int, int]] = {}
 
     @property
     def url(self) -> str:
@@ -116,17 +119,14 @@ class Fleet:
 
     async def start_engine(self, name: str) -> None:
         """Start an engine, or one that ended again at its ports."""
-        old = self.engines.get(name)
-        port, events = "0", "tcp://127.0.0.1:0"
-        more: list[str] = []
-        if old is not None:
-            port = old.record["url"].rsplit(":", 1)[1]
-            events = old.record["kv_events"]
-            more = ["--replay", old.record["replay"]]
+        if name not in self._ports_of:
+            self._ports_of[name] = (free_port(), free_port(), free_port())
+        port, events, replay = self._ports_of[name]
         arguments = (
             "-m",
             "tests.soak.engine_process",
-            *("--name", name, "--port", port, "--kv-events", events, *more),
+            *("--name", name, "--port", str(port)),
+            *("--kv-events", f"tcp://127.0.0.1:{events}", "--replay", f"tcp://127.0.0.1:{replay}"),
             *("--total-blocks", str(BLOCKS), "--speedup-ratio", "20"),
             *self.engine_options(name),
         )

@@ -1,4 +1,4 @@
-"""``python -m tests.soak.frontend_process SETTINGS``: a frontend that reports its tasks."""
+"""``python -m tests.soak.frontend_process SETTINGS``: a frontend that reports its state."""
 
 from __future__ import annotations
 
@@ -20,10 +20,6 @@ from tests.soak.reports import report_on_request
 
 async def run(settings: dict[str, Any]) -> int:
     """``workers``: specs; ``replica`` and ``peer``: addresses of replica sync, if any."""
-    loop = asyncio.get_running_loop()
-    report_on_request(
-        lambda: {"tasks": len(asyncio.all_tasks(loop)), "objects": sys.getallocatedblocks()}
-    )
     replicas = None
     if "replica" in settings:
         replicas = ReplicaConfig(bind=settings["replica"], peers=(settings["peer"],))
@@ -39,6 +35,10 @@ async def run(settings: dict[str, Any]) -> int:
         replicas=replicas,
     )
     configure_logging(config.log_format, config.log_level)
+    loop = asyncio.get_running_loop()
+    report_on_request(
+        lambda: {"tasks": len(asyncio.all_tasks(loop)), "objects": sys.getallocatedblocks()}
+    )
     return await serve(lambda: build_frontend(config))
 
 

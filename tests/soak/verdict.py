@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-#: Seconds after the last request until loads and index must be right.
+#: Seconds after the last request until loads and index must be right, on a machine that does
+#: nothing else.
 RIGHT_S: Final = 2.0
 #: Minutes that memory may take to reach its size, and the shortest time after them over which a
 #: slope is judged.
@@ -41,12 +42,13 @@ def fit(minutes: Sequence[float], values: Sequence[float]) -> Slope:
     return Slope(60 * slope, 60 * (rest / (count - 2) / spread) ** 0.5)
 
 
-def warmed(samples: Samples, name: str) -> tuple[Sequence[float], Sequence[float]]:
+def warmed(
+    minutes: Sequence[float], values: Sequence[float]
+) -> tuple[Sequence[float], Sequence[float]]:
     """Times and values after the warm-up: ten minutes, or half of a shorter run."""
-    minutes = samples["minutes"]
     begin = min(WARM_MIN, minutes[-1] / 2)
     first = next(place for place, at in enumerate(minutes) if at >= begin)
-    return minutes[first:], samples[name][first:]
+    return minutes[first:], values[first:]
 
 
 def problems(result: Mapping[str, Any]) -> list[str]:
@@ -55,38 +57,36 @@ def problems(result: Mapping[str, Any]) -> list[str]:
     for check in result["quiet"]:
         for name in ("loads", "index"):
             seconds = check[f"{name}_s"]
-            if seconds is None or seconds > RIGHT_S:
-                found.append(_late(check, name, seconds))
+            if seconds is None or seconds > result["right_s"]:
+                found.append(_late(check, name, seconds, result["right_s"]))
     samples = result["samples"]
-    for name in samples:
-        kind, _, frontend = name.partition(" ")
-        if kind == "memory" and frontend == "a":
-            found += _growth(samples, name)
-        elif kind in _FLAT:
-            found += _rise(samples, name, _FLAT[kind])
+    found += _growth(samples["minutes"], samples["memory a"])
+    for name, values in samples.items():
+        kind = name.partition(" ")[0]
+        if kind in _FLAT:
+            found += _rise(name, warmed(samples["minutes"], values)[1], _FLAT[kind])
     return found
 
 
-def _late(check: Mapping[str, Any], name: str, seconds: float | None) -> str:
+def _late(check: Mapping[str, Any], name: str, seconds: float | None, limit: float) -> str:
     after = "never" if seconds is None else f"after {seconds:.1f} s"
     wrong = f": {check['wrong']}" if check["wrong"] else ""
     minute = f"minute {check['minute']:.0f}"
-    return f"{minute}: {name} right {after}; expected {RIGHT_S:g} s{wrong}"
+    return f"{minute}: {name} right {after}; expected {limit:g} s{wrong}"
 
 
-def _growth(samples: Samples, name: str) -> list[str]:
-    minutes, values = warmed(samples, name)
+def _growth(minutes: Sequence[float], values: Sequence[float]) -> list[str]:
+    minutes, values = warmed(minutes, values)
     if minutes[-1] - minutes[0] >= _FITTED_MIN:
         slope = fit(minutes, values)
         if slope.an_hour <= GROWTH:
             return []
-        return [f"{name} grows by {slope.an_hour / 1e6:.1f} MB an hour"]
+        return [f"memory grows by {slope.an_hour / 1e6:.1f} MB an hour"]
     grown = _median(values[-len(values) // 4 :]) - _median(values[: -(-len(values) // 4)])
-    return [f"{name} grew by {grown / 1e6:.1f} MB"] if grown > _SHORT_GROWTH else []
+    return [f"memory grew by {grown / 1e6:.1f} MB"] if grown > _SHORT_GROWTH else []
 
 
-def _rise(samples: Samples, name: str, amount: float) -> list[str]:
-    _, values = warmed(samples, name)
+def _rise(name: str, values: Sequence[float], amount: float) -> list[str]:
     early, late = _median(values[: -(-len(values) // 4)]), _median(values[-len(values) // 4 :])
     return [f"{name} grew from {early:,.0f} to {late:,.0f}"] if late > early + amount else []
 
