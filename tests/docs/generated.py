@@ -20,9 +20,10 @@ from tests.docs.grafana import dashboard_json
 from tests.docs.man_page import man_page
 from tests.docs.pages import DOCS
 from tests.docs.prometheus_rules import rules_yaml
-from tests.docs.reliability_page import reliability_page
+from tests.docs.reliability_page import reliability_page, soak_plot
 from tests.docs.seeds_page import seeds_page
 from tests.docs.settings_table import settings_tables
+from tests.soak.result import RESULT
 
 
 def openapi_json(build: Callable[[FrontendConfig], ServingProcess]) -> str:
@@ -49,6 +50,7 @@ def _between(path: Path, name: str, made: str) -> str:
 
 #: File -> its whole text, with what is made in it.
 FILES: Final[Mapping[Path, Callable[[], str]]] = {
+    **({DOCS / "soak.svg": soak_plot} if RESULT.exists() else {}),
     DOCS / "benchmarks.md": benchmarks_page,
     DOCS / "cli.md": cli_page,
     DOCS / "compatibility.md": compatibility_page,

@@ -1,11 +1,17 @@
-"""docs/reliability.md: what becomes of requests while servers fail, from the recorded run."""
+"""docs/reliability.md: what becomes of requests while servers fail, from the recorded runs."""
 
 from __future__ import annotations
 
 import json
-from typing import Final
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 from tests.planes.traffic import SCORES, Score, Side
+from tests.soak.plot import plot
+from tests.soak.result import RESULT, series
+from tests.soak.verdict import GROWTH, RIGHT_S
 
 _HEAD: Final = """# When etcd and NATS fail
 
@@ -26,6 +32,24 @@ and `make docs` this page.
 """
 
 
+_LOAD: Final = """
+## Hours of load
+
+Two frontends that share their load, a prefill and a decode engine in each of two zones, and four
+engines for whole requests. Clients send chats at a steady rate. Once a minute something breaks,
+drawn with a seed. Ten times in a run the clients pause: within {right:g} s no load may be left, and
+both indexes must equal what the engines cache.
+
+The run fails if a client gets neither an answer nor an error, if descriptors, tasks or threads
+grow, or if after ten minutes memory grows by more than {growth:g} MB an hour. `make soak` takes an
+hour and writes `build/soak.json`; copied to `tests/soak/result.json` it is the table and the
+picture here (`make docs`).
+
+| {minutes:g} minutes, {cores} cores | |
+|---|---|
+"""
+
+
 def _cells(side: Side | None) -> str:
     if side is None:
         return "- | -"
@@ -43,4 +67,50 @@ def reliability_page() -> str:
         f"{_cells(row['dynamo'])} |"
         for row in rows
     ]
-    return _HEAD + "\n".join(lines) + "\n"
+    page = _HEAD + "\n".join(lines) + "\n"
+    return page + load_part(_soak_result()) if RESULT.exists() else page
+
+
+def soak_plot() -> str:
+    """docs/soak.svg: what the soak run measured over its time."""
+    result = _soak_result()
+    return plot(series(result), result["minutes"])
+
+
+def _soak_result() -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(RESULT.read_text())
+    return result
+
+
+def load_part(result: Mapping[str, Any]) -> str:
+    """The part of the page about a soak run."""
+    head = _LOAD.format(
+        right=RIGHT_S, growth=GROWTH / 1e6, minutes=result["minutes"], cores=result["cores"]
+    )
+    rows = [f"| {name} | {text} |" for name, text in _rows(result)]
+    faults = _counted(Counter(fault["kind"] for fault in result["faults"]))
+    text = textwrap.fill(f"Faults: {faults}.", 100)
+    picture = "![Memory, tasks and requests over the run](soak.svg)"
+    return head + "\n".join(rows) + f"\n\n{text}\n\n{picture}\n"
+
+
+def _rows(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    rate = result["rate"]
+    sent = sum(result["outcomes"].values())
+    yield "requests", f"{sent:,}, {rate['reached']:g} a second ({rate['aimed']:g} aimed)"
+    yield "of them", _counted(result["kinds"])
+    yield "became", _counted({"lost": 0, **result["outcomes"]})
+    yield "slowest", f"{result['slowest_s']:g} s"
+    for name in ("loads", "index"):
+        times = [check[f"{name}_s"] for check in result["quiet"]]
+        known = [seconds for seconds in times if seconds is not None]
+        wrong = len(times) - len(known)
+        text = f"{sorted(known)[len(known) // 2]:.1f} s, at most {max(known):.1f} s"
+        yield f"{name} right after", text + (f"; {wrong} times not" if wrong else "")
+    growth = {name: value / 1e6 for name, value in result["memory_growth"].items()}
+    text = "{bytes_an_hour:+.1f} MB an hour (standard error {error:.1f})"
+    yield "memory of the frontend that is never restarted", text.format(**growth)
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items())
