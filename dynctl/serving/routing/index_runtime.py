@@ -2,10 +2,13 @@
 
 Index work shares the event loop with streams of tokens and decisions. So in each turn of the loop
 the streams of events take about a millisecond together, and the changes of the index another one.
+It is a millisecond of CPU time: on a busy machine the process is stopped within it, and would make
+no headway. Where many changes wait, a turn of the loop is long and comes seldom, so they get more.
 """
 
 import asyncio
 import contextlib
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -20,6 +23,9 @@ from dynctl.documents.workers import StreamState
 from router_core import Applied, BlocksStored, CacheEvent, Change, Cleared, KvEvent
 
 SLICE_S: Final = 0.001
+#: With so many values that wait a slice is twice as long, and at most so many times as long.
+_BACKLOG: Final = 256
+_MOST_SLICES: Final = 5
 #: Blocks of one event that are applied before the clock is read again.
 PIECE_BLOCKS: Final = 256
 #: Values waiting to be applied; beyond this the stream that adds one waits for the oldest.
@@ -82,7 +88,7 @@ class IndexRuntime:
 
     ``apply`` takes one change. ``sweep(max_blocks)`` removes blocks of lost workers; True while
     there are more. ``on_condition`` gets what streams report. ``clock``: monotonic seconds.
-    ``tasks`` runs the streams and the applying task.
+    ``tasks`` runs the streams and the applying task. ``worked``: CPU seconds of this thread.
     """
 
     def __init__(
@@ -92,11 +98,13 @@ class IndexRuntime:
         on_condition: Callable[[StreamCondition], None],
         clock: Callable[[], float],
         tasks: Supervisor,
+        worked: Callable[[], float] = time.thread_time,
     ) -> None:
         self._apply = apply
         self._sweep = sweep
         self._on_condition = on_condition
         self._clock = clock
+        self._worked = worked
         self._tasks = tasks
         self._streams: dict[tuple[int, int], _Stream] = {}
         self._waiting: deque[_Queued] = deque()
@@ -287,15 +295,15 @@ class IndexRuntime:
                 await asyncio.sleep(0)
 
     def _slice(self) -> bool:
-        """Work for about SLICE_S seconds; True while there is more."""
-        end = self._clock() + SLICE_S
+        """Work for about SLICE_S seconds, longer with a backlog; True while there is more."""
         waiting = self._waiting
+        end = self._worked() + SLICE_S * min(_MOST_SLICES, 1 + len(waiting) // _BACKLOG)
         while waiting:
             queued = waiting.popleft()
             try:
                 for change in () if self._stale(queued) else queued.changes:
                     self._apply(change)
-                    if self._clock() >= end:
+                    if self._worked() >= end:
                         waiting.appendleft(queued)
                         return True
             except BaseException:
@@ -303,7 +311,7 @@ class IndexRuntime:
                 raise
             self._left(queued)
         while self._sweep(_SWEEP_BLOCKS):
-            if self._clock() >= end:
+            if self._worked() >= end:
                 return True
         return False
 

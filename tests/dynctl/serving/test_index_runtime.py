@@ -45,8 +45,9 @@ def runtime(router: Router, step: float = 0.0, heard: list | None = None) -> Ind
         lambda change: router.apply(change, 0.0),
         router.sweep,
         (heard if heard is not None else []).append,
-        Ticking(step),
+        Ticking(0.0),
         Supervisor(),
+        Ticking(step),
     )
 
 
@@ -217,6 +218,20 @@ async def test_a_change_that_raises_does_not_stop_the_rest():
     assert router.index.block_count(0) == 4
     assert tasks.failures == {"index update": 1}
     await work.close()
+
+
+def test_a_backlog_gets_more_of_a_turn():
+    router = router_of("a")
+    work = runtime(router, step=0.0005)  # two looks at the clock a slice
+    for number in range(1280):
+        work.take(stored(1, 1, first=1 + number))
+    assert work._slice()
+    assert router.index.block_count(0) == 10  # five slices
+    while len(work._waiting) > 8:
+        work._slice()
+    before = len(work._waiting)
+    work._slice()
+    assert before - len(work._waiting) <= 3
 
 
 async def test_nothing_that_was_queued_before_unfollow_is_applied_after_it():
