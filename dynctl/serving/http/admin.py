@@ -167,13 +167,13 @@ class Admin:
         if other:
             wanted = replace(wanted, since=0, ends=None if wanted.ends is None else 0)
         matching = memory.recent(wanted.limit, since=wanted.since, **wanted.filters)
-        ended = self._ended(wanted)
+        ended = self._ended_plans(wanted)
         if not matching and not ended and wanted.wait:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wanted.wait):
                     await memory.next_recorded(or_ended=wanted.ends is not None)
             matching = memory.recent(wanted.limit, since=wanted.since, **wanted.filters)
-            ended = self._ended(wanted)
+            ended = self._ended_plans(wanted)
         plans = [kept.plan for kept in matching]
         rows = [self._row(kept, plan) for plan, kept in zip(plans, matching, strict=True)]
         if wanted.preferences:
@@ -193,7 +193,7 @@ class Admin:
             memory.ended,
         )
 
-    def _ended(self, wanted: _DecisionQuery) -> list[Remembered]:
+    def _ended_plans(self, wanted: _DecisionQuery) -> list[Remembered]:
         """Decisions before the cursor whose requests ended after the other one."""
         if wanted.ends is None or wanted.since > self._memory.recorded:
             return []

@@ -360,7 +360,7 @@ class FleetFeed:
             compares=self._compares,
             skipped=dict(self._skipped()),
             replicas=UNSET if service.sharing is None else service.sharing.rows(),
-            traffic=_known(self._traffic()),
+            traffic=_known_traffic(self._traffic()),
             process=self._memory.process,
         )
         yield
@@ -396,5 +396,5 @@ def _same(one: Worker, other: Worker) -> bool:
     return one is other
 
 
-def _known(traffic: Traffic | None) -> Traffic | UnsetType:
+def _known_traffic(traffic: Traffic | None) -> Traffic | UnsetType:
     return UNSET if traffic is None else traffic

@@ -233,7 +233,7 @@ class FrontendsApi:
         message = await self._message(http, Place)
         frontend = self._frontend(http, message)
         if message.dry:
-            request = self._checked(message.request)
+            request = self._check_request(message.request)
             return json_response(placement(self._service.plan(request, detail=True), []))
         answer = await self._place(frontend, message.request, message.attempt)
         assert answer is not None
@@ -243,7 +243,7 @@ class FrontendsApi:
         """Take what happened to requests and engines, and place further requests, each in one step;
         those that would wait are not placed. Renews the lease."""
         message = await self._message(http, Exchange)
-        frontend = self._renewed(self._leases.get(message.lease))
+        frontend = self._renew_lease(self._leases.get(message.lease))
         if message.number > frontend.number:
             frontend.number = message.number
             for report in message.reports[:MAX_REPORTS]:
@@ -270,14 +270,14 @@ class FrontendsApi:
             raise not_found(f"no booking {message.id[:200]!r}", code="unknown_booking")
         plan = self._selection.place_decode(booking, message.allowed, message.excluded)
         booked: list[Stage] = ["decode"] if plan.ok else []
-        self._dispatched(plan, booked)
+        self._note_dispatch(plan, booked)
         return json_response(placement(plan, booked))
 
     async def explain(self, http: web.Request) -> web.StreamResponse:
         """A dry run as a RouteResult."""
         message = await self._message(http, Place)
         self._frontend(http, message)
-        request = self._checked(message.request)
+        request = self._check_request(message.request)
         return json_response(self._service.explain(request, preset=self._preset))
 
     async def resume(self, http: web.Request) -> web.StreamResponse:
@@ -304,7 +304,7 @@ class FrontendsApi:
     ) -> bytes | None:
         """The placement as JSON; None where the request would wait and may not. Raises HttpError.
         Without ``may_wait`` it does not suspend."""
-        request = self._checked(sent)
+        request = self._check_request(sent)
         if request.id in frontend.ended:
             raise HttpError(409, f"request {request.id} has ended", "conflict", "ended")
         known = self._selection.bookings.get(request.id)
@@ -332,7 +332,7 @@ class FrontendsApi:
             if booking is not None and booked:
                 self._selection.ended(booking, None, 0, "cancelled", computed=False)
             raise HttpError(409, f"request {request.id} has ended", "conflict", "ended")
-        self._dispatched(plan, booked)
+        self._note_dispatch(plan, booked)
         answer = msgspec.json.encode(placement(plan, booked))
         if booking is None:
             frontend.bookings.discard(request.id)
@@ -403,7 +403,7 @@ class FrontendsApi:
 
     def _resume(self, frontend: Frontend, running: Running) -> int:
         """Book a request again; 0 where its workers are gone."""
-        service, request = self._service, self._checked(running.request)
+        service, request = self._service, self._check_request(running.request)
         if request.id in self._selection.bookings:
             return 0
         find, config = service.router.registry.get, service.router.config
@@ -442,7 +442,7 @@ class FrontendsApi:
         frontend.bookings.add(request.id)
         return 1
 
-    def _dispatched(self, plan: RoutingPlan, booked: list[Stage]) -> None:
+    def _note_dispatch(self, plan: RoutingPlan, booked: list[Stage]) -> None:
         """The frontend sends the request to these hops now."""
         for hop in (plan.prefill, plan.decode):
             if hop is not None and hop.ref is not None and hop.stage in booked:
@@ -454,7 +454,7 @@ class FrontendsApi:
         """Whether decode is decided after prefill: no bootstrap pair, which get it together."""
         return plan.prefill is None or pair_address(self._fleet, plan.prefill) is None
 
-    def _checked(self, sent: SentRequest) -> RoutingRequest:
+    def _check_request(self, sent: SentRequest) -> RoutingRequest:
         service = self._service
         if sent.model not in service.models():
             raise HttpError(
@@ -497,9 +497,9 @@ class FrontendsApi:
         """The process that sent the message, and renews its lease; raises HttpError 410."""
         frontend = self._frontends.get(_name(http))
         known = frontend is not None and frontend.lease == message.lease
-        return self._renewed(frontend if known else None)
+        return self._renew_lease(frontend if known else None)
 
-    def _renewed(self, frontend: Frontend | None) -> Frontend:
+    def _renew_lease(self, frontend: Frontend | None) -> Frontend:
         if frontend is None:
             raise HttpError(
                 410, "the lease of this frontend ended: join again", "gone", "lease_ended"

@@ -116,7 +116,7 @@ class RequestReader:
         if parsed.request_id is not None:
             record.request_id = parsed.request_id
         if not parsed.model:
-            parsed = self._named(parsed)
+            parsed = self._with_model(parsed)
             record.model = parsed.model
         self._service.observers.received(record)
         if http is None:
@@ -138,7 +138,7 @@ class RequestReader:
     ) -> ChatRequest | CompletionRequest:
         """The request as the rights of its client allow it."""
         if key is not None and rights.isolated:
-            parsed = self._isolated(parsed, key)
+            parsed = self._with_key_salt(parsed, key)
         if not rights.details:
             record.details = False
             parsed = _without_details(parsed)
@@ -163,9 +163,9 @@ class RequestReader:
         except RequestError as error:
             raise client_error(error) from None
         headers = {} if http is None else http.headers
-        return Received(self._named(parsed), headers, record, http, apart)
+        return Received(self._with_model(parsed), headers, record, http, apart)
 
-    def _isolated(
+    def _with_key_salt(
         self, parsed: ChatRequest | CompletionRequest, key: ApiKey
     ) -> ChatRequest | CompletionRequest:
         """The request with the cache salt of an isolated key, in which its own salt is mixed."""
@@ -175,7 +175,9 @@ class RequestReader:
             parsed, body=with_cache_salt(parsed.body, salt), cache_salt=salt, nvext=nvext
         )
 
-    def _named(self, parsed: ChatRequest | CompletionRequest) -> ChatRequest | CompletionRequest:
+    def _with_model(
+        self, parsed: ChatRequest | CompletionRequest
+    ) -> ChatRequest | CompletionRequest:
         """The request with its model: the only one that is served, where the client named none."""
         return parsed if parsed.model else replace(parsed, model=self.only_model())
 

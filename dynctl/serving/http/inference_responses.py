@@ -176,7 +176,7 @@ async def pass_stream(
             else:
                 _check_waiting(cut, upstream)
             if upstream.exhausted and _is_done(end):
-                _ended(record, end)
+                _note_end(record, end)
                 await response.write_eof(whole)
                 return response, reported
             if whole:
@@ -193,7 +193,7 @@ async def pass_stream(
     except UpstreamFailure as failure:
         await _end_with_error(response, failure, detailed=detailed())
         return response, failure
-    _ended(record, end)
+    _note_end(record, end)
     await response.write_eof()
     return response, reported
 
@@ -348,7 +348,7 @@ async def _pass_annotated(
             await passed(event)
         if not done:
             raise reported or _cut_short(upstream)
-        _ended(record, last[-_TAIL_BYTES:])
+        _note_end(record, last[-_TAIL_BYTES:])
     except UpstreamFailure as failure:
         await _end_with_error(response, failure, detailed=detailed())
         return failure
@@ -373,7 +373,7 @@ def _check_waiting(cut: EventCut, upstream: EngineStream) -> None:
         raise UpstreamFailure("protocol", f"{upstream.origin}: an event is longer than the maximum")
 
 
-def _ended(record: RequestRecord, end: bytes) -> None:
+def _note_end(record: RequestRecord, end: bytes) -> None:
     """Take what the whole stream shows: two events of a chat have no token, the role and [DONE]."""
     without = 2 if record.endpoint == "chat_completions" else 1
     record.output_events = max(0, record.output_events - without)
@@ -438,7 +438,7 @@ def unary_body(
         return body
     if not isinstance(plain, dict):
         return body
-    return msgspec.json.encode(_extended(plain, extra))
+    return msgspec.json.encode(_with_extra(plain, extra))
 
 
 def worker_ids(plan: RoutingPlan) -> dict[str, Any]:
@@ -556,7 +556,7 @@ def _timing_event(
         "created": int(record.received_wall),
         "model": plan.model,
     }
-    known = _decoded(last.removeprefix(b"data:")) or {}
+    known = _read_object(last.removeprefix(b"data:")) or {}
     body |= {name: known[name] for name in body if name in known}
     body |= {"choices": [], "nvext": {"timing": timing(plan, service, record)}}
     return b"data: " + msgspec.json.encode(body)
@@ -566,19 +566,19 @@ def _with_nvext(event: bytes, extra: Mapping[str, Any]) -> bytes:
     head, separator, text = event.partition(b"data:")
     if not separator or head:
         return event
-    plain = _decoded(text)
+    plain = _read_object(text)
     if plain is None:
         return event
-    return b"data: " + msgspec.json.encode(_extended(plain, extra))
+    return b"data: " + msgspec.json.encode(_with_extra(plain, extra))
 
 
-def _extended(plain: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+def _with_extra(plain: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
     """The engine's object with ``extra`` in ``nvext``, in place of one that is not an object."""
     own = plain.get("nvext")
     return {**plain, "nvext": {**(own if isinstance(own, dict) else {}), **extra}}
 
 
-def _decoded(text: bytes) -> dict[str, Any] | None:
+def _read_object(text: bytes) -> dict[str, Any] | None:
     """A JSON object, or None."""
     try:
         plain = msgspec.json.decode(text.strip())

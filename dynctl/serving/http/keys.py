@@ -117,7 +117,7 @@ class ApiKeys:
         self._seen: tuple[int, ...] | None = None
         self._loaded = False
         self._given = self._keys(
-            (key, f"key {at}", self._limits, self._rights) for at, key in _numbered(given)
+            (key, f"key {at}", self._limits, self._rights) for at, key in _number_keys(given)
         )
         self._valid = dict(self._given)
 
@@ -210,7 +210,9 @@ class ApiKeys:
         """Count a request that begins; raises HttpError 429 over one of the key's limits."""
         limits = key.limits
         if limits.concurrency and key.running >= limits.concurrency:
-            raise _over(f"{limits.concurrency} requests of this key are running, its maximum", 1)
+            raise _over_limit(
+                f"{limits.concurrency} requests of this key are running, its maximum", 1
+            )
         if not limits.requests_per_minute:
             return
         now, most = self._clock(), limits.requests_per_minute
@@ -218,7 +220,7 @@ class ApiKeys:
         key.at = now
         if key.credit < 1:
             wait = math.ceil((1 - key.credit) * 60 / most)
-            raise _over(f"this key may start {most} requests per minute", wait)
+            raise _over_limit(f"this key may start {most} requests per minute", wait)
         key.credit -= 1
 
     # -- inside ----------------------------------------------------------------------------
@@ -268,7 +270,7 @@ class _Use:
         self._key.running -= 1
 
 
-def _numbered(given: Iterable[str]) -> Iterator[tuple[int, str]]:
+def _number_keys(given: Iterable[str]) -> Iterator[tuple[int, str]]:
     return ((at, key) for at, key in enumerate(given, 1))
 
 
@@ -348,7 +350,7 @@ def _client_fields(fields: Mapping[str, str], default: frozenset[str], at: str) 
     return named
 
 
-def _over(problem: str, wait_s: int) -> HttpError:
+def _over_limit(problem: str, wait_s: int) -> HttpError:
     return HttpError(
         429, f"{problem}; try again in {wait_s} s", "rate_limit_error", "rate_limit_exceeded",
         headers={"retry-after": str(wait_s)},

@@ -308,7 +308,7 @@ async def serve(build: Callable[[], ServingProcess]) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    process = await _started(build, stop)
+    process = await _start_process(build, stop)
     if process is None:
         return 0
     settle_garbage_collector()
@@ -324,7 +324,7 @@ async def serve(build: Callable[[], ServingProcess]) -> int:
     return 0
 
 
-async def _started(
+async def _start_process(
     build: Callable[[], ServingProcess], stop: asyncio.Event
 ) -> ServingProcess | None:
     """The process once what it needs is reachable; None if it is stopped before.

@@ -177,13 +177,13 @@ class SelectionApi:
             record = self._open_record(request, began, headers)
         record.route_s += service.clock() - began
         if plan.waits and earlier is None:
-            plan = await self._admitted(plan, request, record, hops)
+            plan = await self._wait_for_turn(plan, request, record, hops)
         elif plan.waits:
             plan = plan.after_wait(plan, record.queued_s or 0.0)
         service.decided(plan, request, record)
         if not plan.ok:
             # Of a retry its frontend reports what the client got: the error of the engine.
-            self._refused(plan, record, reported=bool(owner and attempt))
+            self._note_refusal(plan, record, reported=bool(owner and attempt))
             return plan, []
         booked = self._book(plan, request, record, prefill_only)
         self.bookings[request.id] = Booking(
@@ -224,13 +224,13 @@ class SelectionApi:
         service.observers.prepared(request, record)
         return record
 
-    def _refused(self, plan: RoutingPlan, record: RequestRecord, *, reported: bool) -> None:
+    def _note_refusal(self, plan: RoutingPlan, record: RequestRecord, *, reported: bool) -> None:
         """The request ends with a refusal. ``reported``: another process reports the response."""
         record.outcome, record.finished_at = "refused", self._service.clock()
         record.status = refusal(plan, self._service.router.config).status
         if reported:
             record.response = UNKNOWN_RESPONSE
-        self._finished(record)
+        self._note_end(record)
 
     def _refusal(self, plan: RoutingPlan, hops: Hops) -> HttpError:
         """The error of a refused selection; in a pool of one role with the hop that it can have."""
@@ -403,7 +403,7 @@ class SelectionApi:
             record.status = 200 if outcome == "success" else 500
             record.finished_at = self._service.clock()
             record.response = response
-            self._finished(record)
+            self._note_end(record)
 
     def sweep(self) -> int:
         """Remove expired bookings; returns their number."""
@@ -421,7 +421,7 @@ class SelectionApi:
             booking.record.outcome, booking.record.status = "cancelled", 499
             booking.record.response = _EXPIRED
             booking.record.finished_at = self._service.clock()
-            self._finished(booking.record)
+            self._note_end(booking.record)
         if gone:
             _log.warning(
                 "%d bookings expired: no report from their frontends for %g s",
@@ -440,7 +440,7 @@ class SelectionApi:
 
     # -- inside ----------------------------------------------------------------------------
 
-    async def _admitted(
+    async def _wait_for_turn(
         self, plan: RoutingPlan, request: RoutingRequest, record: RequestRecord, hops: Hops
     ) -> RoutingPlan:
         """The plan of a request that waits in the router queue; its first hop is booked."""
@@ -452,7 +452,7 @@ class SelectionApi:
             service.free(request.id)
             record.outcome, record.status = "cancelled", 499
             record.finished_at = service.clock()
-            self._finished(record)
+            self._note_end(record)
             raise
 
     def admit(self) -> None:
@@ -508,7 +508,7 @@ class SelectionApi:
             if first is not None and booked.stage == first.stage and booked.prefill_tokens:
                 service.measure_prefill(first, booked.booked_at)
 
-    def _finished(self, record: RequestRecord) -> None:
+    def _note_end(self, record: RequestRecord) -> None:
         self._service.observers.finished(record)
 
 

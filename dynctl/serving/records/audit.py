@@ -65,7 +65,7 @@ class ReuseAudit(ServiceObserver):
         # More than the prompt has: another tokenizer's count, or a wrong one.
         impossible = reported > hop.isl_tokens
         reported = min(reported, hop.isl_tokens)
-        predicted = _predicted(hop)
+        predicted = _predicted_tokens(hop)
         counts.requests += 1
         counts.predicted += predicted
         counts.reported += reported
@@ -118,7 +118,7 @@ class ReuseAudit(ServiceObserver):
         return "running" if running * hop.block_size >= reported else "not_indexed"
 
 
-def _predicted(hop: Decision) -> int:
+def _predicted_tokens(hop: Decision) -> int:
     """Tokens that the index shows for the winner, in whole blocks.
 
     Also those that a doubtful index is not credited for in the cost, and those of lower tiers in

@@ -146,7 +146,7 @@ def end_line(decision_id: str, response: ClientResponse) -> str:
     line = (
         f"Finished request_id={json.dumps(decision_id, ensure_ascii=False)}"
         f" outcome={response.state} status={_or_none(response.status)}"
-        f" ttft_s={_rounded(response.ttft_s)} duration_s={_rounded(response.duration_s)}"
+        f" ttft_s={_seconds_text(response.ttft_s)} duration_s={_seconds_text(response.duration_s)}"
         f" prompt_tokens={_or_none(response.prompt_tokens)}"
         f" output_tokens={_or_none(response.output_tokens)}"
         f" output_events={_or_none(response.output_events)}"
@@ -166,7 +166,7 @@ def _or_none(value: float | int | None) -> str:
     return "None" if value is None else f"{value}"
 
 
-def _rounded(value: float | None) -> str:
+def _seconds_text(value: float | None) -> str:
     return "None" if value is None else f"{value:.3f}"
 
 
@@ -203,7 +203,7 @@ def formula_line(decision: Decision, position: int) -> str:
     scale = _weight(weight)
     line = (
         f"Formula for worker_id={ref.worker_id} dp_rank={ref.dp_rank} with"
-        f" {_cached(decision, position)} cached blocks: {decision.costs[position]:.3f} ="
+        f" {_cached_blocks(decision, position)} cached blocks: {decision.costs[position]:.3f} ="
         f" {scale} * prefill_blocks + decode_blocks = {scale} * {blocks:.3f} + {active:.3f}"
     )
     for term in TERMS[2:]:
@@ -227,7 +227,7 @@ def selected_line_09(decision: Decision, tree_size: TreeSize | None = None) -> s
     size = 0 if tree_size is None or decision.stage == "decode" else tree_size(ref)
     return (
         f"Selected worker: worker_id={ref.worker_id} dp_rank={ref.dp_rank},"
-        f" logit: {decision.costs[winner]:.3f}, cached blocks: {_cached(decision, winner)},"
+        f" logit: {decision.costs[winner]:.3f}, cached blocks: {_cached_blocks(decision, winner)},"
         f" tree size: {size}, total blocks: {worker.runtime_config.total_kv_blocks or 0}"
     )
 
@@ -238,7 +238,7 @@ def selected_line(decision: Decision) -> str:
     total = decision.workers[winner].runtime_config.total_kv_blocks
     line = "Selected worker " + _fields(decision, winner)
     if decision.stage != "decode":
-        line += f" effective_cached_blocks={float(_cached(decision, winner))}"
+        line += f" effective_cached_blocks={float(_cached_blocks(decision, winner))}"
     line += " host_pinned_blocks=0 disk_blocks=0"
     if decision.stage != "decode":
         line += " total_kv_blocks=" + ("None" if total is None else f"Some({total})")
@@ -272,7 +272,7 @@ def candidate_line(decision: Decision, position: int) -> str:
     if following is not None:
         line += f" next_hop={following[position]:g}"
     if decision.stage != "decode":
-        line += f" effective_cached_blocks={float(_cached(decision, position))}"
+        line += f" effective_cached_blocks={float(_cached_blocks(decision, position))}"
     return line
 
 
@@ -294,7 +294,7 @@ def _winner(decision: Decision) -> int:
     return decision.winner
 
 
-def _cached(decision: Decision, position: int) -> int:
+def _cached_blocks(decision: Decision, position: int) -> int:
     return decision.overlap_blocks(position) if decision.credits_overlap else 0
 
 

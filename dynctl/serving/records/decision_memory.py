@@ -100,13 +100,13 @@ class Remembered(NamedTuple):
                     if step.rejected:
                         workers += [rejection.worker for rejection in step.rejected]
         if self.choice is not None:
-            workers += self._chosen()
+            workers += self._chosen_workers()
         return workers
 
     def winners(self) -> Iterator[Worker]:
         """The chosen workers, prefill first."""
         if self.choice is not None:
-            yield from self._chosen()
+            yield from self._chosen_workers()
             return
         for hop in (self.prefill, self.decode):
             if isinstance(hop, BriefHop):
@@ -126,7 +126,7 @@ class Remembered(NamedTuple):
             steps = [(step.filter, step.entered, step.left) for step in hop.funnel]
         return was_moved(self.relaxed, steps)
 
-    def _chosen(self) -> Iterator[Worker]:
+    def _chosen_workers(self) -> Iterator[Worker]:
         if self.choice is not None:
             for rank in (self.choice.prefill, self.choice.decode):
                 if rank is not None:

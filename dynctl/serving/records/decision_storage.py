@@ -130,7 +130,7 @@ class BriefHop(NamedTuple):
         if columns[3][0] is not None:
             kept = (None if column[0] is None else column for column in columns[3:end])
             named: dict[str, Any] = dict(zip(_INPUT_COLUMNS, kept, strict=True))
-            added = None if columns[end][0] is None else tuple(map(_joined, *columns[end]))
+            added = None if columns[end][0] is None else tuple(map(_join_columns, *columns[end]))
             inputs = CostInputs(
                 self.isl_tokens, self.block_size, prompt_blocks, **named, added=added
             )
@@ -252,7 +252,7 @@ def _inputs(packed: Sequence[Any]) -> CostInputs:
     return CostInputs(*[*packed[:-1], columns])
 
 
-def _joined(*parts: AddedColumn) -> AddedColumn:
+def _join_columns(*parts: AddedColumn) -> AddedColumn:
     """One column of several, of a candidate each."""
     values = [value for part in parts for value in part.values]
     labels = [label for part in parts for label in part.labels or ()]

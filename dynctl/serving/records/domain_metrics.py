@@ -46,7 +46,7 @@ class DomainCounters:
     def chosen(self, worker: Worker) -> None:
         """Count a hop that chose the worker; one without domains is not counted."""
         for domain, value in worker.domains.items():
-            self._decisions.inc((domain, self._known(domain, value), worker.role.value))
+            self._decisions.inc((domain, self._shown_value(domain, value), worker.role.value))
 
     def plan(self, plan: RoutingPlan) -> None:
         """Count a plan's hand-off, for each domain of its prefill worker."""
@@ -60,7 +60,7 @@ class DomainCounters:
         """Count a hand-off, for each domain of the prefill worker."""
         for domain, value in prefill.domains.items():
             kind = "local" if decode.domains.get(domain) == value else "crossing"
-            shown = self._known(domain, value)
+            shown = self._shown_value(domain, value)
             # Both series from the first hand-off on: a share of 0 is a number, not "no data".
             for one in ("local", "crossing"):
                 self._transfers.inc((domain, shown, one), int(one == kind))
@@ -76,7 +76,7 @@ class DomainCounters:
             )
         return counts
 
-    def _known(self, domain: str, value: str) -> str:
+    def _shown_value(self, domain: str, value: str) -> str:
         key = (domain, value)
         if key not in self._values:
             if len(self._values) >= MAX_VALUES:

@@ -275,12 +275,12 @@ class Recorder(ServiceObserver):
         )
         self._append(start)
         self._capture()
-        service.add_tap(self._changed)
+        service.add_tap(self._record_change)
         service.observers.append(self)
 
     def _detach(self) -> None:
         service = self._service
-        service.remove_tap(self._changed)
+        service.remove_tap(self._record_change)
         if self in service.observers:
             service.observers.remove(self)
 
@@ -290,7 +290,7 @@ class Recorder(ServiceObserver):
 
     # -- what happens ----------------------------------------------------------------------
 
-    def _changed(self, change: Change, now: float, applied: Applied) -> None:
+    def _record_change(self, change: Change, now: float, applied: Applied) -> None:
         # This runs for every change of the router, so it is `_note` once more.
         if self._held > MAX_HELD:
             self._dropped += 1
@@ -411,7 +411,7 @@ class Recorder(ServiceObserver):
         for _ in range(len(self._waiting)):
             item = self._waiting.popleft()
             if isinstance(item, _Capture):
-                item = await self._encoded(item)
+                item = await self._encode_chunk(item)
             else:
                 self._held -= item.size
             data = await asyncio.to_thread(pack_chunk, item)
@@ -421,7 +421,7 @@ class Recorder(ServiceObserver):
             await self._write(data)
             self.records += item.records
 
-    async def _encoded(self, item: _Capture) -> PlainChunk:
+    async def _encode_chunk(self, item: _Capture) -> PlainChunk:
         """A chunk with a state alone: a reader that starts there reads nothing before it."""
         began = time.perf_counter()
 

@@ -150,7 +150,7 @@ class IndexRuntime:
         seed = self.seeds.pop(key, None)
         if seed is not None and self._fits(seed, source, stream):
             stream.resume(seed.sequence, seed.digest)
-            begin = _seeded(*key, seed.events())
+            begin = _seed_changes(*key, seed.events())
             self._waiting.append(_Queued(source.worker_id, generation, begin))
             self._wake.set()
             self.seeded += 1
@@ -316,9 +316,9 @@ class IndexRuntime:
         return False
 
 
-def _seeded(worker_id: int, dp_rank: int, events: Iterator[CacheEvent]) -> Iterator[Change]:
+def _seed_changes(worker_id: int, dp_rank: int, events: Iterator[CacheEvent]) -> Iterator[Change]:
     for event in events:
-        for piece in _cut(event):
+        for piece in _cut_event(event):
             yield KvEvent(worker_id, dp_rank, piece)
 
 
@@ -335,11 +335,11 @@ def _pieces(value: StreamValue) -> Iterator[Change]:
         yield from value.changes()
         return
     for event in value.events:
-        for piece in _cut(event):
+        for piece in _cut_event(event):
             yield KvEvent(value.worker_id, value.dp_rank, piece)
 
 
-def _cut(event: CacheEvent) -> Iterator[CacheEvent]:
+def _cut_event(event: CacheEvent) -> Iterator[CacheEvent]:
     if isinstance(event, Cleared) or len(event.block_hashes) <= PIECE_BLOCKS:
         yield event
         return

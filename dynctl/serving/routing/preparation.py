@@ -136,7 +136,7 @@ class Preparation:
         if not_modelled is not None:
             tokenized = [PromptTokens(None, estimate_tokens(p), "estimate") for p in batch]
         else:
-            tokenized = await self._tokenized(model, batch, worker_set, apart)
+            tokenized = await self._tokenize(model, batch, worker_set, apart)
         tokens = tokenized[0]
         count = longest = tokens.count
         lengths: list[int] = []
@@ -190,7 +190,7 @@ class Preparation:
             return parsed.nvext.cache_salt or parsed.cache_salt
         return parsed.cache_salt
 
-    async def _tokenized(
+    async def _tokenize(
         self, model: str, batch: Sequence[Prompt], worker_set: str | None, apart: Apart | None
     ) -> list[PromptTokens]:
         tokenizers = self.tokenizers

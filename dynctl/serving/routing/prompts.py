@@ -305,7 +305,7 @@ class PromptTokenizers:
             if kinds and _read_differently(kinds) and not prompt.is_plain(tokenizer):
                 why, ask = _READ_DIFFERENTLY, ask and len(kinds) == 1
             if why is None:
-                return _tokens(await _encoded(tokenizer, prompt, apart), "model")
+                return _tokens(await _encode_here(tokenizer, prompt, apart), "model")
             note = why
         if ask and self.engine is not None:
             from_engine = await self.engine(model, prompt)
@@ -354,7 +354,7 @@ def _read_differently(kinds: Set[EngineKind]) -> bool:
     return any(kind.chat_reading != AS_TOKENIZERS for kind in kinds)
 
 
-async def _encoded(
+async def _encode_here(
     tokenizer: ModelTokenizer, prompt: Prompt, apart: Apart | None
 ) -> Sequence[int] | None:
     """Token ids by a tokenizer here."""

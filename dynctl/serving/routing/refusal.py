@@ -189,7 +189,7 @@ def refusal(
             Constraint(item.taint, item.kind, item.weight, item.origin)
             for item in decision.constraints.items
         ],
-        rejected=_rejected(step),
+        rejected=_rejected_ranks(step),
         nearest=_nearest(step),
         what_would_admit=_what_would_admit(decision, step),
         retry_after_s=wait,
@@ -258,7 +258,7 @@ def unknown_pin(request: RoutingRequest, registry: WorkerRegistry) -> HttpError 
         ("nvext.prefill_worker_id", request.pin_prefill),
         ("nvext.decode_worker_id", request.pin_decode),
     ):
-        if pin is not None and not _registered(pin, registry):
+        if pin is not None and not _is_registered(pin, registry):
             rank = "" if pin.dp_rank is None else f" with rank {pin.dp_rank}"
             known = ", ".join(f"{w.name} ({w.worker_id})" for w in list(registry)[:8])
             return HttpError(
@@ -273,7 +273,7 @@ def unknown_pin(request: RoutingRequest, registry: WorkerRegistry) -> HttpError 
     return None
 
 
-def _registered(pin: Pin, registry: WorkerRegistry) -> bool:
+def _is_registered(pin: Pin, registry: WorkerRegistry) -> bool:
     if pin.dp_rank is None:
         return registry.get(pin.worker_id) is not None
     return registry.slot(pin.worker_id, pin.dp_rank) is not None
@@ -287,7 +287,7 @@ def _status(decision: Decision, config: RouterConfig) -> tuple[int, str]:
     return 503, "service_unavailable"
 
 
-def _rejected(step: FunnelStep | None) -> list[RefusedRank]:
+def _rejected_ranks(step: FunnelStep | None) -> list[RefusedRank]:
     if step is None:
         return []
     return [_rejection(rejection) for rejection in step.rejected[:MAX_REJECTIONS]]

@@ -202,7 +202,7 @@ class SharedBookings:
         """Send events in one message; False if they are lost."""
         raise NotImplementedError
 
-    def _dropped(self) -> None:
+    def _note_drop(self) -> None:
         """An event was dropped, because too many wait."""
 
     def before(self, change: Change) -> None:
@@ -234,7 +234,7 @@ class SharedBookings:
     def after(self, change: Change) -> None:
         """Publish a booking."""
         if isinstance(change, Booked) and change.request_id not in self._foreign:
-            self._queue(self._added(change))
+            self._queue(self._sequence_added(change))
 
     # -- bookings of others ------------------------------------------------------------------
 
@@ -285,7 +285,7 @@ class SharedBookings:
         ref = self._service.router.registry.ref(booked.slot)
         return booked.request_id, ref.worker_id, ref.dp_rank
 
-    def _added(self, change: Booked) -> SequenceAdded:
+    def _sequence_added(self, change: Booked) -> SequenceAdded:
         config = self._service.router.config
         hashes = tuple(change.sequence_hashes)
         if change.anonymous_blocks:
@@ -306,7 +306,7 @@ class SharedBookings:
 
     def _booked_now(self, booked: ActiveRequest) -> SequenceAdded:
         """The event that books a request as it is now."""
-        return self._added(
+        return self._sequence_added(
             Booked(
                 booked.request_id,
                 booked.stage,
@@ -321,7 +321,7 @@ class SharedBookings:
     def _queue(self, event: SequenceEvent) -> None:
         if len(self._pending) >= MOST_PENDING:
             self.missed["dropped"] += 1
-            self._dropped()
+            self._note_drop()
             return
         self._pending.append(event)
         if not self._flushing:
@@ -413,7 +413,7 @@ class ReplicaSync(SharedBookings):
         payload = encode_sequences(batch, batched=self.batched)
         return self._send(ACTIVE_SEQUENCES, payload)
 
-    def _dropped(self) -> None:
+    def _note_drop(self) -> None:
         self._numbers[ACTIVE_SEQUENCES] += 1  # the others see that something is missing
 
     def _send(self, topic: str, payload: bytes) -> bool:
@@ -598,7 +598,7 @@ class ReplicaSync(SharedBookings):
         self._dismiss(held.booking_id)
 
     def _message(self, peer: _Peer, message: ReplicaMessage) -> None:
-        self._named(peer, message.name)
+        self._name_peer(peer, message.name)
         if message.kind == "leaving":
             self._forget(peer)
             return
@@ -610,7 +610,7 @@ class ReplicaSync(SharedBookings):
             self._resending = True
             self._later(max(0.0, self._resend_at + RESEND_S - self._clock()), self._resend)
 
-    def _named(self, peer: _Peer, name: str) -> None:
+    def _name_peer(self, peer: _Peer, name: str) -> None:
         if peer.name != name:
             self._clear(peer)
             peer.name = name
@@ -658,7 +658,7 @@ class ReplicaSync(SharedBookings):
         peer.parts += 1
         if peer.parts == message.parts:
             given, peer.given = peer.given, None
-            self._replaced(peer, given, sent)
+            self._replace_bookings(peer, given, sent)
 
     def _take_given(self, peer: _Peer, key: _Key, event: SequenceAdded, sent: int) -> None:
         known, freed = peer.bookings.get(key), peer.freed.get(key)
@@ -673,7 +673,7 @@ class ReplicaSync(SharedBookings):
         elif known.applied and not event.prefill_tokens:
             self._service.apply(PrefillDone(known.booking_id))
 
-    def _replaced(self, peer: _Peer, given: set[_Key], sent: int) -> None:
+    def _replace_bookings(self, peer: _Peer, given: set[_Key], sent: int) -> None:
         """All bookings of a router were taken: the others ended."""
         for key, held in list(peer.bookings.items()):
             if held.number <= sent and key not in given:

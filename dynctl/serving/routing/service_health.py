@@ -230,7 +230,7 @@ class ServiceHealth:
         stream, a threshold or a condition changed. That of a large fleet takes long, so it is
         returned for longer, whatever changed; also what :meth:`refresh` returned a moment ago.
         """
-        known = self._known(max_age_s, self._refreshed_at)
+        known = self._last_evaluation(max_age_s, self._refreshed_at)
         return known or self._conclude(
             self._service.clock(), drained(self._evaluation()), self._changes
         )
@@ -245,7 +245,7 @@ class ServiceHealth:
         if len(self._service.router.registry) <= _MANY_WORKERS:
             return self.evaluate(max_age_s)
         async with self._evaluating:
-            health = self._known(max_age_s) or await self._evaluate_in_turns(max_age_s)
+            health = self._last_evaluation(max_age_s) or await self._evaluate_in_turns(max_age_s)
         self._refreshed_at = self._service.clock()
         return health
 
@@ -257,11 +257,13 @@ class ServiceHealth:
             tries += 1
             if draining == service.draining and (changes == self._changes or tries >= _TRIES):
                 return self._conclude(began, health, changes)
-            known = self._known(max_age_s)
+            known = self._last_evaluation(max_age_s)
             if known is not None:
                 return known
 
-    def _known(self, max_age_s: float, refreshed_at: float = -math.inf) -> FleetHealth | None:
+    def _last_evaluation(
+        self, max_age_s: float, refreshed_at: float = -math.inf
+    ) -> FleetHealth | None:
         """The last evaluation, where it may be shown again. That of a large fleet may be for a
         while after it was made, or after ``refreshed_at``."""
         now, workers = self._service.clock(), len(self._service.router.registry)

@@ -214,7 +214,7 @@ async def test_a_defect_within_a_stream_cuts_it_and_sends_no_second_head(monkeyp
         site([], workers=specs(engines), health=SLOW_HEALTH) as fleet,
         raw(fleet.frontend.port) as client,
     ):
-        monkeypatch.setattr("dynctl.serving.http.inference_responses._ended", broken)
+        monkeypatch.setattr("dynctl.serving.http.inference_responses._note_end", broken)
         body = json.dumps(chat_body("hi", stream=True)).encode()
         await client.send(chat_bytes(body=body))
         got = await client.closed()

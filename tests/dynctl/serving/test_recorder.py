@@ -388,14 +388,14 @@ async def test_a_sink_that_fails_ends_the_recording_of_a_process(tmp_path: Path,
 
 async def test_a_recording_that_failed_goes_on_in_a_new_file(tmp_path: Path, monkeypatch):
     path, failures = tmp_path / "r", [OverflowError("int too big to convert")]
-    encoded = recorder_module.Recorder._encoded
+    encoded = recorder_module.Recorder._encode_chunk
 
     async def fail_once(self, item):
         if failures:
             raise failures.pop()
         return await encoded(self, item)
 
-    monkeypatch.setattr(recorder_module.Recorder, "_encoded", fail_once)
+    monkeypatch.setattr(recorder_module.Recorder, "_encode_chunk", fail_once)
     async with site([{"name": "a0"}], record=path) as fleet:
         await until(lambda: fleet.service.tasks.failures["recording"] == 1)
         assert any("int too big" in one.message for one in fleet.service.conditions)
