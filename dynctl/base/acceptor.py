@@ -1,6 +1,7 @@
 """Accept the connections of a listening socket."""
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable
 from typing import Any, Final
@@ -10,6 +11,21 @@ from typing import Any, Final
 MAX_ACCEPTED: Final = 256
 #: Seconds without accepting after the system refused, as it does when no descriptor is left.
 _AGAIN_S: Final = 0.1
+#: Seconds of silence before the first probe of a peer, seconds between probes, and probes without
+#: an answer: a host that vanished is noticed within 20 s.
+_PROBES: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+
+
+def probe_peer(connection: Any) -> None:
+    """Let the system end a connection whose peer's host vanished, or each that a listening socket
+    accepts. A process that is stopped does not count as gone; None is no connection."""
+    if connection is None:
+        return
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _PROBES.items():
+            if (option := getattr(socket, name, None)) is not None:
+                connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class Acceptor:

@@ -11,6 +11,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 
+from dynctl.base.acceptor import probe_peer
 from dynctl.base.decode_errors import WireError
 from dynctl.wire.dynamo.request_plane import MAX_HANDSHAKE_BYTES, FrameDecoder, parse_handshake
 
@@ -84,6 +85,8 @@ class CallHome:
                 first = await loop.create_server(
                     lambda: _CallingConnection(self), address, self._port, backlog=_BACKLOG
                 )
+                # A worker that only computes sends nothing for long, as one whose host vanished.
+                probe_peer(first.sockets[0])
                 servers = self._servers[host] = [first]
                 for _ in range(_ACCEPTED - 1):
                     same = socket.socket(fileno=os.dup(first.sockets[0].fileno()))

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from dynctl.base.acceptor import probe_peer
 from dynctl.base.tasks import LoopShare
 from dynctl.serving.engines.failures import UpstreamFailure, connect_failure
 from dynctl.serving.engines.response_stream import SHARE_S, ClientBounds, EngineStream
@@ -268,6 +269,7 @@ class _EngineConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
         self.usable = True
+        probe_peer(transport.get_extra_info("socket"))
         self._client.opened(self)
 
     def data_received(self, data: bytes) -> None:
