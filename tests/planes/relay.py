@@ -29,9 +29,11 @@ class Link:
 
 
 class Relay:
-    """Listens at ``port`` while it is entered. ``to`` is the direction to the server."""
+    """Listens at ``port`` of a ``host`` while it is entered. ``to`` is the direction to the server,
+    whose port it gets."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        self._host = host
         self.link = Link()
         self.port = 0
         self._server_port = port
@@ -43,7 +45,7 @@ class Relay:
     def __enter__(self) -> Self:
         self._thread.start()
         self._server = asyncio.run_coroutine_threadsafe(
-            asyncio.start_server(self._accept, "127.0.0.1", 0), self._loop
+            asyncio.start_server(self._accept, self._host, 0), self._loop
         ).result()
         self.port = self._server.sockets[0].getsockname()[1]
         return self
