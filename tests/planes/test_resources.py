@@ -6,7 +6,6 @@ Two simulated engines behind our frontend, without a Dynamo.
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import socket
 import struct
@@ -25,6 +24,19 @@ from tests.dynamo.ours import FOREIGN, OurFrontend, frontend_of, wait
 from tests.dynamo.processes import Process, ProcessGroup
 from tests.planes.traffic import Scores
 from tests.ports import free_port
+
+FEW_DESCRIPTORS = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+"""
+CLOCK = """
+import mmap, os, struct, time
+file = open(os.environ["SHIFTED_CLOCK"], "rb")
+shared = mmap.mmap(file.fileno(), 8, access=mmap.ACCESS_READ)
+real, real_ns = time.time, time.time_ns
+time.time = lambda: real() + struct.unpack("d", shared)[0]
+time.time_ns = lambda: real_ns() + int(struct.unpack("d", shared)[0] * 1e9)
+"""
 
 
 @dataclass
@@ -108,10 +120,16 @@ def test_the_disk_of_a_recording_is_full(engines: Engines, tmp_path: Path, score
         assert not requests.lost, requests.lost[:3]
 
 
-def test_no_descriptor_is_left(engines: Engines, scores: Scores) -> None:
-    """Idle clients take what a limit of 256 leaves; running ones are answered all the same."""
-    with engines.served() as frontend, ExitStack() as stack:
-        resource.prlimit(frontend.process.pid, resource.RLIMIT_NOFILE, (256, 256))
+def at_start(folder: Path, code: str) -> dict[str, str]:
+    """Variables with which a Python process runs this code before its program."""
+    (folder / "sitecustomize.py").write_text(code)
+    return {"PYTHONPATH": str(folder)}
+
+
+def test_no_descriptor_is_left(engines: Engines, tmp_path: Path, scores: Scores) -> None:
+    """Idle clients leave room for those that send requests."""
+    few = at_start(tmp_path, FEW_DESCRIPTORS)
+    with engines.served(variables=few) as frontend, ExitStack() as stack:
         fault = "300 idle clients, and 256 descriptors in all"
         with scores.traffic(fault, frontend) as requests:
             for _ in range(300):
@@ -141,22 +159,11 @@ def test_everything_is_suspended(engines: Engines, scores: Scores) -> None:
         assert not requests.lost, requests.lost[:3]
 
 
-CLOCK = """
-import mmap, os, struct, time
-file = open(os.environ["SHIFTED_CLOCK"], "rb")
-shared = mmap.mmap(file.fileno(), 8, access=mmap.ACCESS_READ)
-real, real_ns = time.time, time.time_ns
-time.time = lambda: real() + struct.unpack("d", shared)[0]
-time.time_ns = lambda: real_ns() + int(struct.unpack("d", shared)[0] * 1e9)
-"""
-
-
 def test_the_wall_clock_jumps_by_an_hour(engines: Engines, tmp_path: Path, scores: Scores) -> None:
     """Forth and back: nothing expires, and nothing is read anew."""
     clock = tmp_path / "clock"
     clock.write_bytes(struct.pack("d", 0.0))
-    (tmp_path / "sitecustomize.py").write_text(CLOCK)
-    shifted = {"PYTHONPATH": str(tmp_path), "SHIFTED_CLOCK": str(clock)}
+    shifted = {**at_start(tmp_path, CLOCK), "SHIFTED_CLOCK": str(clock)}
     with engines.served("--record", str(tmp_path / "recording"), variables=shifted) as frontend:
         before = len(frontend.process.lines())
         with scores.traffic("the wall clock jumps an hour, and back", frontend) as requests:
