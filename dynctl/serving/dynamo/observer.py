@@ -71,6 +71,11 @@ PRESET: Final = "dynamo-1.6"
 _EXPIRY_S: Final = 5.0
 #: A subscription reaches its publisher a little after the connection does.
 _SUBSCRIBED_S: Final = 0.05
+#: All entries are joined after a change. Where that takes longer than so many seconds, as with
+#: hundreds of workers, changes wait so many times as long as the last join took.
+_QUICK_JOIN_S: Final = 0.005
+_JOIN_REST: Final = 4.0
+_LONGEST_REST_S: Final = 1.0
 
 Rank = tuple[int, int]
 
@@ -195,6 +200,11 @@ class Observer:
         self._apply = apply or (lambda change: router.apply(change, clock()))
         self._planes = planes
         self.deployment = Deployment()
+        #: The last join of all entries: when it ended and how long it took, in seconds; and whether
+        #: the next one is due.
+        self._joined_at = 0.0
+        self._join_s = 0.0
+        self._joining = False
         self.requested = RequestCounts()
         self._clock = clock
         self._namespace = namespace
@@ -381,13 +391,32 @@ class Observer:
             self._on_interrupted(self.interrupted)
         if isinstance(change, Interrupted):
             return
+        listed = isinstance(change, Listed)
+        pause = min(_JOIN_REST * self._join_s, _LONGEST_REST_S)
+        if listed or self._join_s < _QUICK_JOIN_S or time.monotonic() - self._joined_at >= pause:
+            self._join(listed=listed)
+        elif not self._joining:
+            self._joining = True
+            self.tasks.start("join of entries", partial(self._join_later, pause), restart=False)
+
+    async def _join_later(self, pause: float) -> None:
+        await asyncio.sleep(pause)
+        if self._joining:
+            self._join(listed=False)
+
+    def _join(self, *, listed: bool) -> None:
+        """Follow the deployment of the entries that are registered now."""
+        self._joining = False
+        began = time.monotonic()
         before = self.deployment
         self.deployment = self._registrations.deployment(self._namespace)
         if self._only is not None:
             self.deployment = _pool(self.deployment, self._only)
         self.deployment = one_endpoint_each(self.deployment)
-        if self.deployment != before or isinstance(change, Listed):
+        if self.deployment != before or listed:
             self._follow_deployment(before)
+        self._joined_at = time.monotonic()
+        self._join_s = self._joined_at - began
 
     def _follow_deployment(self, before: Deployment) -> None:
         known = {item.worker.worker_id: item for item in before.workers}

@@ -14,6 +14,7 @@ import pytest
 from dynctl.adapters.dynamo.planes import Planes
 from dynctl.adapters.memory import MemoryDiscovery
 from dynctl.health.deployment import ProblemCode
+from dynctl.serving.dynamo import observer as observer_module
 from dynctl.serving.dynamo.observer import Observer, ObserverBounds
 from dynctl.wire.dynamo.active_sequences import (
     SequenceAdded,
@@ -308,3 +309,27 @@ async def test_an_indexer_with_blocks_of_lower_tiers_says_so(rig, monkeypatch, l
     assert await query is bool(lower)
     slot = rig.slot(worker.worker.worker_id)
     assert rig.router.index.find_matches(hashes.sequence, 1 << slot).levels == ((1, 1 << slot),)
+
+
+async def test_changes_that_come_at_once_are_joined_together(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a join takes long, as with hundreds of workers."""
+    monkeypatch.setattr(observer_module, "_QUICK_JOIN_S", -1.0)
+    monkeypatch.setattr(observer_module, "_JOIN_REST", 1e6)
+    monkeypatch.setattr(observer_module, "_LONGEST_REST_S", 0.2)
+    joins: list[int] = []
+    monkeypatch.setattr(
+        rig.observer, "_on_deployment", lambda found: joins.append(len(found.workers))
+    )
+    before = len(rig.observer.deployment.workers)
+    keys = [
+        key for key in rig.values if rig.worker_id("prefill").to_bytes(8).hex().lstrip("0") in key
+    ]
+    for key in keys:
+        rig.discovery.delete(key)
+    await until(lambda: len(rig.observer.deployment.workers) == before - 1)
+    for key in keys:
+        rig.discovery.put(key, json.dumps(rig.values[key]).encode())
+    await until(lambda: len(rig.observer.deployment.workers) == before)
+    assert len(joins) < len(keys)
