@@ -20,6 +20,7 @@ from dynctl.screens.canvas import Canvas
 from dynctl.screens.events import EventLines
 from dynctl.screens.render import draw
 from dynctl.screens.route import ExplainScreen
+from dynctl.simulation.demo.troubles import cluster_trouble, cluster_troubles
 from dynctl.sources.dynamo.event_lines import event_line, load_line, remark
 from dynctl.sources.query import RouteQuery
 from dynctl.sources.view import ViewSource
@@ -212,6 +213,8 @@ def screens() -> dict[str, Callable[[int], str]]:
         "topology": topology(two_zones()),
         "topology-large": topology(big_fleet(), "rack"),
         "topology-stranded": topology(stranded_zones()),
+        "troubles": lambda width: draw(cluster_troubles(), Canvas(width)),
+        "trouble": lambda width: draw(cluster_trouble("crash-loop"), Canvas(width)),
         "worker": lambda width: draw(WorkerDetail("test", workers[2]), Canvas(width)),
     }
 
