@@ -119,7 +119,7 @@ class UnseenPrefills:
         if request.id in self.running:
             self.forget(request.id)
         estimate = self.estimate_s(decision)
-        block = self._last_block(request, slot, ref)
+        block = self._last_block(decision, request, slot, ref)
         if block is not None:
             estimate = max(_LEAST_S, _PATIENCE * estimate)
             self._awaited.setdefault(ref, {}).setdefault(block, {})[request.id] = None
@@ -167,7 +167,9 @@ class UnseenPrefills:
 
     # -- inside ----------------------------------------------------------------------------
 
-    def _last_block(self, request: RoutingRequest, slot: int, ref: WorkerWithDpRank) -> int | None:
+    def _last_block(
+        self, decision: Decision, request: RoutingRequest, slot: int, ref: WorkerWithDpRank
+    ) -> int | None:
         """The block whose event shows the end of the prefill; None where none can."""
         row = self._owner.router.freshness.get(slot)
         shown = (
@@ -176,7 +178,7 @@ class UnseenPrefills:
             and row is not None
             and row.state == "current"
             and ref.worker_id not in self._silent
-            and not self._is_stored(request, slot)
+            and not (_is_nearly_cached(decision) and self._is_stored(request, slot))
         )
         return request.local_hashes[-1] if shown else None
 
@@ -212,6 +214,14 @@ class UnseenPrefills:
                 self._silent.add(unseen.ref.worker_id)
             self._end(name)
         self._set_timer()
+
+
+def _is_nearly_cached(decision: Decision) -> bool:
+    """Whether the winner may have all blocks of the prompt: the last one does not always count."""
+    inputs, winner = decision.inputs, decision.winner
+    if inputs is None or winner is None:
+        return True
+    return inputs.overlap_blocks[winner] >= decision.prompt_blocks - 1
 
 
 def _tokens_before(decision: Decision) -> int:
