@@ -191,6 +191,8 @@ async def generating(fleet: Site, task: asyncio.Task[Any]) -> None:
     """Until no prompt is being computed, while the request still runs."""
     await until(lambda: any(row[0] for row in fleet.load().values()))
     await until(lambda: not any(row[1] for row in fleet.load().values()))
+    # The last report of an engine may be of the time when it computed the prompt.
+    await until(lambda: not fleet.service.router.busy.busy_ranks)
     assert not task.done()
 
 
