@@ -33,6 +33,8 @@ _FIELD: Final = re.compile(rb"(?:\A|[\r\n])((?:data|event|id|retry):)")
 _LINE_ENDS: Final = 3
 _FIELD_BYTES: Final = 6
 _COMMENT_BYTES: Final = 64 * 1024
+#: A whole event of one line of data, an object, as nearly all engines begin their streams.
+_OBJECT: Final = re.compile(rb"data: ?(\{[^\r\n]*+)\n\n")
 _DONE: Final = (b"data: [DONE]", b"data:[DONE]")
 
 
@@ -43,6 +45,11 @@ async def first_events(response: EngineStream, api: Api, timeout_s: float, most:
     """
     _check_type(response, "text/event-stream")
     head = await response.readany()
+    whole = _OBJECT.match(head)
+    if whole is not None and not api.preamble and not ERROR_EVENT.match(head):
+        if not _is_json(whole[1]):
+            raise _not_json(response)
+        return head
     field = _FIELD.search(head)
     start = -1 if field is None else field.start(1)
     if start < 0:
@@ -60,7 +67,7 @@ async def first_events(response: EngineStream, api: Api, timeout_s: float, most:
     if event.startswith(_DONE):
         raise UpstreamFailure("protocol", f"{response.origin} sent [DONE] without any output")
     if not _has_json(event):
-        raise UpstreamFailure("protocol", f"{response.origin} sent an event that is not JSON")
+        raise _not_json(response)
     if ERROR_EVENT.match(event):
         raise reported_error(response.origin, event_data(BLANK_LINE.split(event, 1)[0]))
     if api.preamble:
@@ -149,13 +156,16 @@ async def _first_field(response: EngineStream, head: bytes) -> tuple[bytes, int]
 def _check_type(response: EngineStream, expected: str) -> None:
     """Raise UpstreamFailure for an answer of another type or a compressed one; one without a type
     is read."""
-    encoding = response.headers.get("content-encoding", "identity").lower()
+    headers = response.headers
+    if headers.get("content-type") == expected and "content-encoding" not in headers:
+        return
+    encoding = headers.get("content-encoding", "identity").lower()
     if encoding != "identity":
         raise UpstreamFailure(
             "protocol", f"{response.origin} compressed its answer with {encoding[:40]!r}; expected "
             "no compression, as the request's Accept-Encoding says",
         )  # fmt: skip
-    content_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type and content_type != expected:
         raise UpstreamFailure(
             "protocol",
@@ -178,8 +188,16 @@ def _has_json(stream: bytes) -> bool:
         return True
     if not others and len(stream) >= _FIRST_EVENT_BYTES:
         return data[0][:1] in (b"{", b"[")
+    return _is_json(b"\n".join(data))
+
+
+def _is_json(data: bytes) -> bool:
     try:
-        msgspec.json.decode(b"\n".join(data), type=msgspec.Raw)
+        msgspec.json.decode(data, type=msgspec.Raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     return True
+
+
+def _not_json(response: EngineStream) -> UpstreamFailure:
+    return UpstreamFailure("protocol", f"{response.origin} sent an event that is not JSON")

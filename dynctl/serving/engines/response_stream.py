@@ -35,23 +35,40 @@ _PARTS_ABOVE: Final = 64 * 1024
 _UNTIL_TURN: Final = 1 << 62
 #: What streams that cost much may take together of each turn of the event loop, in seconds.
 SHARE_S: Final = 0.002
-_STATUS: Final = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [^\r\n]*)?")
+_STATUS: Final = rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [^\r\n]*+)?"
 #: A head before that of the response (100, 103). A proxy sends one or two; 101 is another protocol.
 _INFORMATIONAL: Final = re.compile(rb"HTTP/1\.[01] 1(?!01)[0-9][0-9](?: [^\r\n]*)?\r\n")
 _MOST_INFORMATIONAL: Final = 8
 _SIZE_LINE: Final = re.compile(rb"([0-9a-fA-F]{1,8})(?:[ \t]*;[^\r\n]*)?")
 _SIZE_LINE_BYTES: Final = 256
-#: The first bytes of a chunk of 16 to 4,095 bytes -> the bytes of the whole chunk, as they were
-#: met: its size, the end of the line, and of a short size one byte more.
-_WHOLE: Final[dict[bytes, int]] = {}
 _WHOLE_BYTES: Final = 5
 _WHOLE_MOST: Final = 8192
 #: The end of a chunk of whole events.
 _ENDS_WHOLE: Final = tuple(end + b"\r\n" for end in WHOLE_EVENTS)
 _WHOLE_BEGIN: Final = re.compile(rb"[0-9a-fA-F]{2,3}\r\n")
-_NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+
+class _WholeBytes(dict[bytes, int]):
+    """The first `_WHOLE_BYTES` of a chunk of 16 to 4,095 bytes -> the bytes of the whole chunk; 0
+    for any other beginning. They hold its size, the end of the line, and of a short size one byte
+    more."""
+
+    def __missing__(self, begin: bytes) -> int:
+        match = _WHOLE_BEGIN.match(begin)
+        if match is None:
+            return 0
+        whole = int(match[0], 16) + match.end() + 2
+        if len(self) < _WHOLE_MOST:
+            self[begin] = whole
+        return whole
+
+
+_WHOLE: Final = _WholeBytes()
+_NAME: Final = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]++"
 #: A line feed, or another control character, would split what is passed on, or reach a terminal.
-_VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
+_VALUE: Final = rb"[\t\x20-\x7e\x80-\xff]*+"
+_HEAD: Final = re.compile(rb"%b((?:\r\n%b:%b)*+)\r\n\r\n" % (_STATUS, _NAME, _VALUE))
+_FINAL_STATUS: Final = re.compile(rb"(?!HTTP/1\.[01] 1)%b\r\n" % _STATUS)
 _UNTIL_CLOSE: Final = -1
 
 
@@ -234,7 +251,7 @@ class EngineStream:
             return self.exhausted
         written: list[bytes] = []
         left = seen(written)
-        time, known, keep = self._loop.time, _WHOLE.get, written.append
+        time, known, keep = self._loop.time, _WHOLE, written.append
         tail, waiting = self._tail, cut.waiting
         self._cut = cut
 
@@ -263,7 +280,7 @@ class EngineStream:
             nonlocal left
             size = len(data)
             if (
-                known(data[:_WHOLE_BYTES]) == size
+                known[data[:_WHOLE_BYTES]] == size
                 and data.endswith(_ENDS_WHOLE)
                 and not tail
                 and not waiting
@@ -279,14 +296,6 @@ class EngineStream:
                     look()
                 return
             self.received(data)
-            begin = _WHOLE_BEGIN.match(data)
-            if (
-                begin is not None
-                and int(begin[0], 16) + begin.end() + 2 == size
-                and data.endswith(b"\r\n")
-                and len(_WHOLE) < _WHOLE_MOST
-            ):
-                _WHOLE[data[:_WHOLE_BYTES]] = size
 
         if left > 0 and not self.done:
             self._pipe = whole
@@ -434,24 +443,20 @@ class EngineStream:
                 self._protocol("headers too long")
             self._tail += data
             return b""
-        first, *lines = data[:end].split(b"\r\n")
-        status = _STATUS.fullmatch(first)
-        if status is None or status[2].startswith(b"1"):
-            self._protocol("not a final HTTP/1.1 response")
+        head = _HEAD.match(data)
+        if head is None or head[2].startswith(b"1"):
+            final = _FINAL_STATUS.match(data) is not None
+            self._protocol("malformed header" if final else "not a final HTTP/1.1 response")
             return b""
-        headers: dict[str, str] = {}
+        headers = self.headers = {}
         lengths = set()
-        for line in lines:
-            name, colon, value = line.partition(b":")
-            if not colon or not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
-                self._protocol("malformed header")
-                return b""
-            key, text = name.decode("ascii").lower(), value.strip(b" \t").decode("latin-1")
+        for line in head[3].decode("latin-1").split("\r\n")[1:]:
+            name, _, value = line.partition(":")
+            key, text = name.lower(), value.strip(" \t")
             headers[key] = text
             if key == "content-length":
                 lengths.add(text)
-        self.headers = headers
-        self._frame(int(status[2]), status[1] == b"1", lengths)
+        self._frame(int(head[2]), head[1] == b"1", lengths)
         return data[end + 4 :]
 
     def _frame(self, status: int, keeps: bool, lengths: set[str]) -> None:
@@ -491,6 +496,8 @@ class EngineStream:
 
     def _chunks(self, data: bytes) -> None:
         """Take whole chunks, and parts of large ones: piped with their frames, or kept without."""
+        if not self._left and data.endswith(b"\r\n") and self._take_whole(data):
+            return
         start = self._rest_of_chunk(data) if self._left else 0
         if start < 0:
             return
@@ -511,6 +518,28 @@ class EngineStream:
                 self._pipe_events(chunks, pipe)
         if position < len(data):
             self._take_begun_chunk(data[position:] if position else data, size)
+
+    def _take_whole(self, data: bytes) -> bool:
+        """Take a read of whole chunks, the last one of the response possibly among them. False:
+        it is another read."""
+        pipe, cut = self._pipe, self._cut
+        if pipe is not None and cut is not None and not cut.waiting and _are_whole_events(data):
+            pipe(data)
+            return True
+        contents = _contents(data)
+        if contents is None:
+            return False
+        ends = not contents[-1]
+        if ends:
+            self._end_pipe()  # so that the last events and the end can be passed on in one write
+        content = contents[0] if len(contents) == 1 else b"".join(contents)
+        if ends or pipe is None:
+            self._keep(content)
+        else:
+            self._pipe_content(content, pipe)
+        if ends:
+            self._finish(b"")
+        return True
 
     def _whole_chunks(self, data: bytes, position: int, *, kept: bool) -> tuple[int, bool]:
         """The place after the chunks from ``position`` on that are complete, as many as one turn
@@ -675,6 +704,34 @@ class EngineStream:
             self._timer = self._loop.call_later(pause, self._check_silence)
             return
         self._fail(UpstreamFailure("timeout", f"{self.origin} {what} {limit:g} s"))
+
+
+def _are_whole_events(data: bytes) -> bool:
+    """Whether these bytes are chunks of whole events and nothing else; False for a large read."""
+    at, end = 0, len(data)
+    while at < end <= _TURN_BYTES:
+        size = _WHOLE[data[at : at + _WHOLE_BYTES]]
+        at += size
+        if not size or not data.endswith(_ENDS_WHOLE, 0, at):
+            return False
+    return at == end
+
+
+def _contents(data: bytes) -> list[bytes] | None:
+    """The contents of chunks, as many as one turn may have, where the bytes are those chunks and
+    nothing else; an empty one is the last of a response.
+
+    None: they may be others, as contents with ends of lines of two characters. Exact for all that
+    it returns, as each content between two ends of lines is as long as the size before it.
+    """
+    parts = data.split(b"\r\n", 2 * _TURN_CHUNKS + 1)
+    if parts.pop():
+        return None
+    contents = parts[1::2]
+    sizes = list(map(_chunk_size, parts[::2]))
+    if sizes != list(map(len, contents)) or 0 in sizes[:-1]:
+        return None
+    return contents
 
 
 @lru_cache(maxsize=4096)
