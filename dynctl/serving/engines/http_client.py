@@ -30,6 +30,8 @@ from dynctl.serving.routing.config import Limits
 KEEPALIVE_S: Final = 4.0
 _IDLE_CONNECTIONS: Final = 1024
 _HEADERS = {"user-agent": "dynctl"}
+_JSON: Final = "content-type: application/json\r\n"
+_PLAIN: Final = "accept-encoding: identity\r\n"
 _CONTROL_ANSWER_BYTES = 4 * 1024 * 1024
 _ERROR_ANSWER_BYTES: Final = 64 * 1024
 
@@ -39,7 +41,8 @@ class Origin:
     """The address of an engine, and the path prefix of its endpoints.
 
     ``key``: of shared connections, the same for every path of an engine. ``name``: its scheme and
-    address. ``head``: the beginning of the head of each request, after its method.
+    address. ``head``: the beginning of the head of each request, after its method; ``post``: that
+    of a POST, up to the length of its body.
     """
 
     host: str
@@ -48,6 +51,7 @@ class Origin:
     key: tuple[str, bool]
     name: str
     head: str
+    post: str
 
     def __str__(self) -> str:
         return self.name
@@ -59,13 +63,15 @@ def origin_of(url: str) -> Origin:
     tls = parts.scheme == "https"
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     port = parts.port or (443 if tls else 80)
+    head = f" {target} HTTP/1.1\r\nhost: {parts.netloc}\r\n"
     return Origin(
         parts.hostname or "",
         port,
         tls,
         (parts.netloc, tls),
         f"{'https' if tls else 'http'}://{parts.netloc}",
-        f" {target} HTTP/1.1\r\nhost: {parts.netloc}\r\n",
+        head,
+        f"POST{head}{_JSON}{_PLAIN}content-length: ",
     )
 
 
@@ -308,17 +314,16 @@ class _Relay(asyncio.Protocol):
 def _request(
     origin: Origin, body: bytes, headers: Mapping[str, str], method: str = "POST"
 ) -> bytes:
-    lines = [method, origin.head, "accept-encoding: identity\r\n"]
-    if body or method == "POST":
-        lines[2] = (
-            "content-type: application/json\r\naccept-encoding: identity\r\n"
-            f"content-length: {len(body)}\r\n"
-        )
+    if method == "POST":
+        head = f"{origin.post}{len(body)}\r\n"
+    elif body:
+        head = f"{method}{origin.head}{_JSON}{_PLAIN}content-length: {len(body)}\r\n"
+    else:
+        head = f"{method}{origin.head}{_PLAIN}"
     for name, value in headers.items():
         if "\r" not in value and "\n" not in value:
-            lines.append(f"{name}: {value}\r\n")
-    lines.append("\r\n")
-    return "".join(lines).encode("utf-8", "surrogateescape") + body
+            head += f"{name}: {value}\r\n"
+    return f"{head}\r\n".encode("utf-8", "surrogateescape") + body
 
 
 async def _refusal(stream: EngineStream) -> UpstreamFailure:

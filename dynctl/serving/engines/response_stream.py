@@ -10,10 +10,11 @@ one, and meanwhile nothing more is read from the connection.
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final, Protocol
+from types import MappingProxyType
+from typing import Final, NamedTuple, Protocol
 
 from dynctl.base.tasks import LoopShare
 from dynctl.serving.engines.apis import EVENT_BYTES, WHOLE_EVENTS, EventCut
@@ -68,6 +69,8 @@ _NAME: Final = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]++"
 #: A line feed, or another control character, would split what is passed on, or reach a terminal.
 _VALUE: Final = rb"[\t\x20-\x7e\x80-\xff]*+"
 _HEAD: Final = re.compile(rb"%b((?:\r\n%b:%b)*+)\r\n\r\n" % (_STATUS, _NAME, _VALUE))
+#: Longer ones are not remembered.
+_SHORT_HEAD: Final = 1024
 _FINAL_STATUS: Final = re.compile(rb"(?!HTTP/1\.[01] 1)%b\r\n" % _STATUS)
 _UNTIL_CLOSE: Final = -1
 
@@ -107,36 +110,29 @@ class EngineStream:
     The first byte of its body must arrive within ``first_byte_s``, by default that of the bounds.
     """
 
-    __slots__ = (
-        "_born",
-        "_bounds",
-        "_buffered",
-        "_connection",
-        "_cut",
-        "_end",
-        "_failure",
-        "_first_byte_s",
-        "_informational",
-        "_last_read",
-        "_left",
-        "_length",
-        "_loop",
-        "_needed",
-        "_paused",
-        "_pieces",
-        "_pipe",
-        "_queued",
-        "_share",
-        "_started",
-        "_tail",
-        "_timer",
-        "_waiter",
-        "chunked",
-        "done",
-        "headers",
-        "origin",
-        "status",
-    )
+    # Most streams change few of these.
+    status = 0
+    headers: Mapping[str, str] = MappingProxyType({})
+    chunked = False
+    done = False
+    _buffered = 0
+    _paused = False
+    #: Of `_tail`: it is incomplete until it has as many bytes.
+    _needed = 0
+    #: Bytes that are missing of a large chunk whose content is passed on, with its line end.
+    _left = 0
+    #: Whether the stream waits for its share, and nothing is read meanwhile.
+    _queued = False
+    #: How the connection ended while the stream waited for its share.
+    _end: tuple[Exception | None] | None = None
+    _informational = 0
+    _length = 0
+    _failure: UpstreamFailure | None = None
+    _waiter: asyncio.Future[None] | None = None
+    _pipe: Callable[[bytes], None] | None = None
+    #: Of a pipe; None: no piece of an event waits.
+    _cut: EventCut | None = None
+    _started = False
 
     def __init__(
         self,
@@ -148,36 +144,15 @@ class EngineStream:
         share: LoopShare | None = None,
     ) -> None:
         self.origin = origin
-        self.status = 0
-        self.headers: dict[str, str] = {}
-        self.chunked = False
-        self.done = False
         self._connection: Wire | None = wire
         self._bounds = bounds
         self._loop = asyncio.get_running_loop() if loop is None else loop
         self._pieces: list[bytes] = []
-        self._buffered = 0
-        self._paused = False
-        #: What is not read yet: it is incomplete until it has ``_needed`` bytes.
+        #: What is not read yet.
         self._tail = bytearray()
-        self._needed = 0
-        #: Bytes that are missing of a large chunk whose content is passed on, with its line end.
-        self._left = 0
         #: Of the event loop, with other streams; None: not needed until now.
         self._share = share
-        #: Whether the stream waits for its share, and nothing is read meanwhile.
-        self._queued = False
-        #: How the connection ended while the stream waited for its share.
-        self._end: tuple[Exception | None] | None = None
-        self._informational = 0
-        self._length = 0
-        self._failure: UpstreamFailure | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._pipe: Callable[[bytes], None] | None = None
-        #: Of a pipe; None: no piece of an event waits.
-        self._cut: EventCut | None = None
         self._first_byte_s = bounds.first_byte_s if first_byte_s is None else first_byte_s
-        self._started = False
         self._born = self._last_read = self._loop.time()
         # Soon enough for a response that begins right now, so that its first byte sets no timer.
         soon = min(self._first_byte_s, bounds.idle_s)
@@ -443,45 +418,17 @@ class EngineStream:
                 self._protocol("headers too long")
             self._tail += data
             return b""
-        head = _HEAD.match(data)
-        if head is None or head[2].startswith(b"1"):
-            final = _FINAL_STATUS.match(data) is not None
-            self._protocol("malformed header" if final else "not a final HTTP/1.1 response")
+        end += 4
+        read = _read_head if end <= _SHORT_HEAD else _read_head.__wrapped__
+        head = read(data[:end])
+        if isinstance(head, str):
+            self._protocol(head)
             return b""
-        headers = self.headers = {}
-        lengths = set()
-        for line in head[3].decode("latin-1").split("\r\n")[1:]:
-            name, _, value = line.partition(":")
-            key, text = name.lower(), value.strip(" \t")
-            headers[key] = text
-            if key == "content-length":
-                lengths.add(text)
-        self._frame(int(head[2]), head[1] == b"1", lengths)
-        return data[end + 4 :]
-
-    def _frame(self, status: int, keeps: bool, lengths: set[str]) -> None:
-        """The length of the body, and whether the connection stays open after it."""
-        headers = self.headers
-        encoding = headers.get("transfer-encoding")
-        if encoding is not None:
-            if encoding.lower() != "chunked" or lengths:
-                self._protocol("ambiguous length (transfer-encoding and content-length)")
-                return
-            self.chunked = True
-        elif lengths:
-            text = next(iter(lengths))
-            if len(lengths) > 1 or not (text.isascii() and text.isdigit() and len(text) < 16):
-                self._protocol("content-length is not a number")
-                return
-            self._length = int(text)
-        elif status in (204, 304):
-            self._length = 0
-        else:
-            self._length, keeps = _UNTIL_CLOSE, False
+        self.headers, self.chunked, self._length = head.headers, head.chunked, head.length
         if self._connection is not None:
-            connection = headers.get("connection", "").lower()
-            self._connection.keep = keeps and "close" not in connection
-        self.status = status
+            self._connection.keep = head.keeps
+        self.status = head.status
+        return data[end:]
 
     def _take_counted_body(self, data: bytes) -> None:
         left = self._length - len(data)
@@ -706,6 +653,47 @@ class EngineStream:
         self._fail(UpstreamFailure("timeout", f"{self.origin} {what} {limit:g} s"))
 
 
+class _Head(NamedTuple):
+    """The head of a response. ``keeps``: its connection stays open afterwards. ``length``: of the
+    body, where it is not ``chunked``."""
+
+    status: int
+    headers: Mapping[str, str]
+    chunked: bool
+    length: int
+    keeps: bool
+
+
+@lru_cache(maxsize=256)
+def _read_head(head: bytes) -> _Head | str:
+    """A head, or what is wrong with it. Heads of an engine are equal, but for the second."""
+    match = _HEAD.match(head)
+    if match is None or match[2].startswith(b"1"):
+        final = _FINAL_STATUS.match(head) is not None
+        return "malformed header" if final else "not a final HTTP/1.1 response"
+    headers, lengths = {}, set()
+    for line in match[3].decode("latin-1").split("\r\n")[1:]:
+        name, _, value = line.partition(":")
+        key, text = name.lower(), value.strip(" \t")
+        headers[key] = text
+        if key == "content-length":
+            lengths.add(text)
+    status, keeps, length = int(match[2]), match[1] == b"1", 0
+    encoding = headers.get("transfer-encoding")
+    if encoding is not None:
+        if encoding.lower() != "chunked" or lengths:
+            return "ambiguous length (transfer-encoding and content-length)"
+    elif lengths:
+        text = lengths.pop()
+        if lengths or not (text.isascii() and text.isdigit() and len(text) < 16):
+            return "content-length is not a number"
+        length = int(text)
+    elif status not in (204, 304):
+        length, keeps = _UNTIL_CLOSE, False
+    keeps = keeps and "close" not in headers.get("connection", "").lower()
+    return _Head(status, MappingProxyType(headers), encoding is not None, length, keeps)
+
+
 def _are_whole_events(data: bytes) -> bool:
     """Whether these bytes are chunks of whole events and nothing else; False for a large read."""
     at, end = 0, len(data)
@@ -724,6 +712,8 @@ def _contents(data: bytes) -> list[bytes] | None:
     None: they may be others, as contents with ends of lines of two characters. Exact for all that
     it returns, as each content between two ends of lines is as long as the size before it.
     """
+    if _WHOLE[data[:_WHOLE_BYTES]] == len(data) and data.endswith(b"\r\n"):
+        return [data[data.index(b"\n") + 1 : -2]]
     parts = data.split(b"\r\n", 2 * _TURN_CHUNKS + 1)
     if parts.pop():
         return None

@@ -265,14 +265,14 @@ def whole_answer(answer: web.StreamResponse, *, close: bool) -> bytes:
 
 def _head(status: int, reason: str, headers: Mapping[str, str], more: str) -> bytes:
     """The head of an answer. Raises ValueError for a header that cannot be in one."""
-    lines = [f"HTTP/1.1 {status} {reason}\r\n"]
+    values = "".join(headers.values())
+    if not values.isprintable() and _CONTROL.search(values):
+        name = next(name for name, value in headers.items() if _CONTROL.search(value))
+        raise ValueError(f"the header {name} of an answer has a control character")
+    lines = ""
     for name, value in headers.items():
-        if _CONTROL.search(value):
-            raise ValueError(f"the header {name} of an answer has a control character")
-        lines.append(f"{name}: {value}\r\n")
-    lines.append(more)
-    lines.append(_own_headers(int(time.time())))
-    return "".join(lines).encode()
+        lines += f"{name}: {value}\r\n"
+    return f"HTTP/1.1 {status} {reason}\r\n{lines}{more}{_own_headers(int(time.time()))}".encode()
 
 
 @lru_cache(maxsize=1)
