@@ -208,6 +208,8 @@ class Fleet:
         self._groups: dict[str, WorkerGroup] = {}
         self._joining = asyncio.Lock()
         self._turn = 0
+        #: Ids of the workers that have no ``/tokenize``.
+        self._without_tokenize: set[int] = set()
         self._engines = EngineReader(upstream, config.health.timeout_s)
         self.index = IndexRuntime(
             service.apply,
@@ -427,6 +429,7 @@ class Fleet:
             return False
         self._by_id.pop(member.spec.worker_id, None)
         self.other_kinds.pop(member.spec.worker_id, None)
+        self._without_tokenize.discard(member.spec.worker_id)
         if all(other.spec.url != member.spec.url for other in self):
             self._upstream.authorize(member.spec.url, None)
         if member.task is not None:
@@ -659,7 +662,7 @@ class Fleet:
             self._reject(member, str(error))
             return
         if _is_new_process(member, facts):
-            member.tokenize = None
+            self._note_tokenize(member, None)
         first = member.worker is None
         starts_over = self._starts_over(member, facts, worker, sources)
         member.facts, member.worker, member.problem = facts, worker, None
@@ -837,6 +840,8 @@ class Fleet:
 
     async def tokenize(self, model: str, prompt: Any) -> list[int] | None:
         """Tokenize a prompt at an engine of the model; None if none has the endpoint."""
+        if len(self._without_tokenize) == len(self._members):
+            return None  # asked for each request: not each time of a thousand engines
         # A different engine each time, to spread the load.
         self._turn += 1
         members = list(self)
@@ -853,6 +858,15 @@ class Fleet:
                 return answer.ids
         return None
 
+    def _note_tokenize(self, member: Member, has: bool | None) -> None:
+        """Note whether an engine has ``/tokenize``; None: it is not known any more."""
+        member.tokenize = has
+        worker_id = member.spec.worker_id
+        if has is not False:
+            self._without_tokenize.discard(worker_id)
+        elif self._by_id.get(worker_id) is member:
+            self._without_tokenize.add(worker_id)
+
     async def tokenize_at(self, member: Member, body: Mapping[str, Any]) -> EngineTokens:
         """One engine's ``POST /tokenize``; remembers engines without it."""
         try:
@@ -862,13 +876,13 @@ class Fleet:
         except UpstreamFailure:
             return EngineTokens(None, None)
         if status in (404, 405, 501):
-            member.tokenize = False
+            self._note_tokenize(member, False)
         tokens = _token_ids(raw) if status == 200 else None
         if not tokens and (body.get("prompt") or body.get("messages")):
             # An empty list: it has the endpoint, and did not read this kind of prompt.
             tokens = None
         if tokens is not None:
-            member.tokenize = True
+            self._note_tokenize(member, True)
         return EngineTokens(tokens, status)
 
 
