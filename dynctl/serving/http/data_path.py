@@ -18,11 +18,11 @@ from aiohttp import web
 from dynctl.serving.http.errors import error_answer
 from dynctl.serving.http.plain_requests import (
     ClientHandler,
+    HeadReader,
     PlainBody,
     PlainRequest,
     PlainStream,
     may_be_plain,
-    read_head,
     whole_answer,
 )
 from dynctl.serving.http.seats import Seat
@@ -83,8 +83,8 @@ class DataConnection(asyncio.Protocol):
     """One connection; ``task`` answers its request, None between requests."""
 
     __slots__ = (
-        *("_behind", "_body", "_closing", "_idle_since", "_path", "_reading_paused", "_reads"),
-        *("_remote", "_seat", "_timer", "_waiter", "task"),
+        *("_behind", "_body", "_closing", "_heads", "_idle_since", "_path", "_reading_paused"),
+        *("_reads", "_remote", "_seat", "_timer", "_waiter", "task"),
         *("transport", "writing_paused"),
     )
 
@@ -99,6 +99,7 @@ class DataConnection(asyncio.Protocol):
         self._behind = b""
         #: Reads of a header that is not complete.
         self._reads = 0
+        self._heads = HeadReader()
         #: Of the request that runs, while it arrives.
         self._body: PlainBody | None = None
         self._closing = False
@@ -209,13 +210,14 @@ class DataConnection(asyncio.Protocol):
                 self._hand_over(data)
             return
         self._reads = 0
-        request = read_head(data)
+        end += 4
+        request = self._heads.read(data, end)
         handler = None if request is None else path.handlers.get(request.path)
         if request is None or handler is None:
             self._hand_over(data)
             return
-        after = end + 4 + request.content_length
-        request.arrive(self, self._remote, path.app, data[end + 4 : after])
+        after = end + request.content_length
+        request.arrive(self, self._remote, path.app, data[end:after])
         self._behind = data[after:]
         if len(data) < after:
             self._body = request.content

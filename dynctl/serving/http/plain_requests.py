@@ -29,7 +29,11 @@ _BEGUN: Final = re.compile(
 )
 _BEGIN: Final = b"POST /v1/"
 _BEGUN_LINE: Final = re.compile(_BEGIN + rb"[ -~]*\r?")
-_LENGTH: Final = re.compile(r"[0-9]{1,15}")
+_LENGTH_DIGITS: Final = 15
+_LENGTH: Final = re.compile(f"[0-9]{{1,{_LENGTH_DIGITS}}}")
+_LENGTH_LINE: Final = re.compile(rb"\r\n(?i:content-length):[ \t]*([0-9]+)(?=[ \t]*\r\n)")
+#: Longer heads are read each time.
+_REMEMBERED_BYTES: Final = 4 * 1024
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{1,5})?")
 #: Headers of requests of other forms, or that ask for another answer.
 _OTHER_FORMS: Final = frozenset({"expect", "trailer", "transfer-encoding", "upgrade"})
@@ -251,6 +255,39 @@ def read_head(data: bytes) -> PlainRequest | None:
         return None
     keep_alive = connection == "keep-alive"
     return PlainRequest(match[1].decode("ascii"), headers, int(length), keep_alive=keep_alive)
+
+
+class HeadReader:
+    """Reads the heads of one connection: :func:`read_head` with a memory of one head.
+
+    A client sends the same head again and again, with another length. So what is equal to the last
+    one, up to the digits of its length and from there to its end, is not read again.
+    """
+
+    __slots__ = ("_after", "_before", "_last")
+
+    def __init__(self) -> None:
+        self._last: PlainRequest | None = None
+        self._before = self._after = b""
+
+    def read(self, data: bytes, end: int) -> PlainRequest | None:
+        """As :func:`read_head`; ``end``: of the head."""
+        last, before = self._last, self._before
+        if last is not None and data.startswith(before):
+            at = len(before)
+            after = data.find(b"\r", at, at + _LENGTH_DIGITS + 1)
+            length = data[at:after]
+            if length.isdigit() and data.startswith(self._after, after):
+                headers = {**last.headers, "content-length": length.decode("ascii")}
+                return PlainRequest(last.path, headers, int(length), keep_alive=last.keep_alive)
+        request = read_head(data)
+        self._last = None
+        if request is not None and end <= _REMEMBERED_BYTES:
+            place = _LENGTH_LINE.search(data, 0, end)
+            if place is not None:
+                self._last = request
+                self._before, self._after = data[: place.start(1)], data[place.end(1) : end]
+        return request
 
 
 def whole_answer(answer: web.StreamResponse, *, close: bool) -> bytes:

@@ -13,15 +13,23 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
+from unittest import mock
 
 import pytest
 from aiohttp import web
 
+from dynctl.serving.http import plain_requests
 from dynctl.serving.http.bodies import BODIES, Bodies, bodies_of
 from dynctl.serving.http.connections import Connections
 from dynctl.serving.http.errors import error_middleware, on_aiohttp
-from dynctl.serving.http.plain_requests import ClientAnswer, ClientRequest, PlainRequest, read_head
+from dynctl.serving.http.plain_requests import (
+    ClientAnswer,
+    ClientRequest,
+    HeadReader,
+    PlainRequest,
+    read_head,
+)
 from dynctl.serving.routing.config import Limits
 from tests.dynctl.serving.fleets import until
 from tests.dynctl.serving.sockets import Raw, raw
@@ -318,6 +326,51 @@ async def test_any_change_of_a_request_is_answered_as_by_aiohttp(seed: int) -> N
                         data[place:place] = data[place:end]
             await same(bytes(data), ours, theirs)
         assert ours.plain
+
+
+def read_again(first: bytes, second: bytes) -> tuple[Any, Any]:
+    """The second head as a connection reads it after the first, and as it is read alone."""
+
+    def shown(request: PlainRequest | None) -> Any:
+        if request is None:
+            return None
+        headers = list(request.headers.items())
+        return request.path, headers, request.content_length, request.keep_alive
+
+    heads = HeadReader()
+    for data in (first, second):
+        end = data.find(b"\r\n\r\n") + 4
+        again = heads.read(data, end)
+    return shown(again), shown(read_head(second))
+
+
+def test_a_head_is_read_after_another_one_as_it_is_alone() -> None:
+    draw = random.Random(0)
+    plain = [CASES[case] for case in PLAIN]
+    known = 0
+    for _ in range(3000):
+        first = draw.choice(plain)
+        second = bytearray(draw.choice([first, draw.choice(plain)]))
+        for _ in range(draw.randint(0, 2)):
+            place = draw.randrange(len(second))
+            second[place : place + draw.randint(0, 2)] = draw.choice([*PARTS, b"7", b"12", b"-"])
+        if b"\r\n\r\n" in second:
+            again, alone = read_again(first, bytes(second))
+            assert again == alone, (first, bytes(second))
+            known += alone is not None and first != second
+    assert known > 100
+
+
+def test_a_head_with_another_length_is_not_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain_requests, "read_head", mock.Mock(side_effect=read_head))
+    heads = HeadReader()
+    for length in (b"2", b"17", b"000000000000009", b"0"):
+        head = post(b"", length=length)
+        request = heads.read(head, len(head))
+        assert request is not None
+        assert request.content_length == int(length)
+        assert request.headers["content-length"] == length.decode()
+    assert cast(mock.Mock, plain_requests.read_head).call_count == 1
 
 
 async def settled(server: Server, running: int) -> None:

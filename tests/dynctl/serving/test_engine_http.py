@@ -335,7 +335,10 @@ def unframed(frames: bytes) -> bytes:
 
 
 PAYLOADS = st.lists(
-    st.one_of(st.binary(min_size=1, max_size=40), st.sampled_from([b"\r\n", b"5\r\nhello\r\n"])),
+    st.one_of(
+        st.binary(min_size=1, max_size=40),
+        st.sampled_from([b"\r\n", b"5\r\nhello\r\n", b"data: 0123456789\n\n", b"\n"]),
+    ),
     min_size=1,
     max_size=8,
 )
