@@ -166,7 +166,10 @@ class EngineClient:
 
     def released(self, connection: "_EngineConnection") -> None:
         """Keep a connection for another request; its response is complete."""
-        idle = self._idle.setdefault(connection.origin.key, deque())
+        key = connection.origin.key
+        idle = self._idle.get(key)
+        if idle is None:
+            idle = self._idle[key] = deque()
         if self._closed or len(idle) >= _IDLE_CONNECTIONS:
             connection.abort()
             return

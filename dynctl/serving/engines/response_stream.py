@@ -405,25 +405,25 @@ class EngineStream:
     def _parse_head(self, data: bytes) -> bytes:
         """Parse status and headers; returns the bytes after them. Keeps an incomplete head, and
         skips those of informational responses."""
-        end = data.find(b"\r\n\r\n")
-        while 0 <= end <= self._bounds.header_bytes and _INFORMATIONAL.match(data):
+        while True:
+            end = data.find(b"\r\n\r\n") + 4
+            if not 4 <= end <= self._bounds.header_bytes + 4:
+                if len(data) > self._bounds.header_bytes:
+                    self._protocol("headers too long")
+                self._tail += data
+                return b""
+            read = _read_head if end <= _SHORT_HEAD else _read_head.__wrapped__
+            head = read(data[:end])
+            if not isinstance(head, str):
+                break
+            if not _INFORMATIONAL.match(data):
+                self._protocol(head)
+                return b""
             self._informational += 1
             if self._informational > _MOST_INFORMATIONAL:
                 self._protocol(f"more than {_MOST_INFORMATIONAL} informational responses")
                 return b""
-            data = data[end + 4 :]
-            end = data.find(b"\r\n\r\n")
-        if end < 0 or end > self._bounds.header_bytes:
-            if len(data) > self._bounds.header_bytes:
-                self._protocol("headers too long")
-            self._tail += data
-            return b""
-        end += 4
-        read = _read_head if end <= _SHORT_HEAD else _read_head.__wrapped__
-        head = read(data[:end])
-        if isinstance(head, str):
-            self._protocol(head)
-            return b""
+            data = data[end:]
         self.headers, self.chunked, self._length = head.headers, head.chunked, head.length
         if self._connection is not None:
             self._connection.keep = head.keeps
