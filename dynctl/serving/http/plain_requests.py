@@ -264,29 +264,35 @@ class HeadReader:
     one, up to the digits of its length and from there to its end, is not read again.
     """
 
-    __slots__ = ("_after", "_before", "_last")
+    __slots__ = ("_after", "_before", "_headers", "_keep_alive", "_path")
 
     def __init__(self) -> None:
-        self._last: PlainRequest | None = None
+        # Of the last head, not its request: that refers to the connection, which refers to this.
+        self._headers: dict[str, str] = {}
+        self._path = ""
+        self._keep_alive = False
         self._before = self._after = b""
 
     def read(self, data: bytes, end: int) -> PlainRequest | None:
         """As :func:`read_head`; ``end``: of the head."""
-        last, before = self._last, self._before
-        if last is not None and data.startswith(before):
+        before = self._before
+        if before and data.startswith(before):
             at = len(before)
             after = data.find(b"\r", at, at + _LENGTH_DIGITS + 1)
             length = data[at:after]
             if length.isdigit() and data.startswith(self._after, after):
-                headers = {**last.headers, "content-length": length.decode("ascii")}
-                return PlainRequest(last.path, headers, int(length), keep_alive=last.keep_alive)
+                headers = {**self._headers, "content-length": length.decode("ascii")}
+                return PlainRequest(self._path, headers, int(length), keep_alive=self._keep_alive)
         request = read_head(data)
-        self._last = None
+        place = None
         if request is not None and end <= _REMEMBERED_BYTES:
             place = _LENGTH_LINE.search(data, 0, end)
-            if place is not None:
-                self._last = request
-                self._before, self._after = data[: place.start(1)], data[place.end(1) : end]
+        if request is None or place is None:
+            self._before = b""
+            return request
+        self._before, self._after = data[: place.start(1)], data[place.end(1) : end]
+        self._headers, self._path = request.headers, request.path
+        self._keep_alive = request.keep_alive
         return request
 
 
