@@ -251,6 +251,26 @@ async def test_without_any_tokenizer_every_decision_says_so(plain_engine):
         assert past["tokens_estimated"] is True
 
 
+async def test_an_engine_with_a_tokenizer_that_joins_others_without_is_asked(plain_engine):
+    workers = (f"{plain_engine},name=e,model=m",)
+    body = {"model": "m", "messages": [{"role": "user", "content": "x" * 400}]}
+    async with (
+        tokenize_engine((200, [1, 2, 3]), (200, [1])) as url,
+        site([], workers=workers, model_path=None) as fleet,
+    ):
+
+        async def tokens() -> int:
+            _, result, _ = await fleet.post("/v1/route", body)
+            return result["tokens"]
+
+        assert [await tokens(), await tokens()] == [100, 100]
+        spec = {"url": url, "name": "t", "model": "m"}
+        assert (await fleet.post("/v1/workers", spec))[0] == 201
+        assert [await tokens(), await tokens()] == [3, 3]
+        assert await fleet.frontend.fleet.remove("t")
+        assert [await tokens(), await tokens()] == [100, 100]
+
+
 async def test_no_tokenizer_is_a_warning_only_after_each_engine_was_tried(plain_engine, caplog):
     workers = (f"{plain_engine},name=e,model=m",)
     caplog.set_level(logging.INFO)
