@@ -338,9 +338,8 @@ def read_again(first: bytes, second: bytes) -> tuple[Any, Any]:
         return request.path, headers, request.content_length, request.keep_alive
 
     heads = HeadReader()
-    for data in (first, second):
-        end = data.find(b"\r\n\r\n") + 4
-        again = heads.read(data, end)
+    heads.read(first, first.find(b"\r\n\r\n") + 4)
+    again = heads.read(second, second.find(b"\r\n\r\n") + 4)
     return shown(again), shown(read_head(second))
 
 

@@ -259,16 +259,17 @@ async def test_an_engine_with_a_tokenizer_that_joins_others_without_is_asked(pla
         site([], workers=workers, model_path=None) as fleet,
     ):
 
-        async def tokens() -> int:
+        async def routed_tokens() -> int:
             _, result, _ = await fleet.post("/v1/route", body)
-            return result["tokens"]
+            tokens: int = result["tokens"]
+            return tokens
 
-        assert [await tokens(), await tokens()] == [100, 100]
+        assert [await routed_tokens(), await routed_tokens()] == [100, 100]
         spec = {"url": url, "name": "t", "model": "m"}
         assert (await fleet.post("/v1/workers", spec))[0] == 201
-        assert [await tokens(), await tokens()] == [3, 3]
+        assert [await routed_tokens(), await routed_tokens()] == [3, 3]
         assert await fleet.frontend.fleet.remove("t")
-        assert [await tokens(), await tokens()] == [100, 100]
+        assert [await routed_tokens(), await routed_tokens()] == [100, 100]
 
 
 async def test_no_tokenizer_is_a_warning_only_after_each_engine_was_tried(plain_engine, caplog):
