@@ -33,6 +33,7 @@ REFUSED: Final = (
     ("tiers", "dynctl.top", "dynctl.web"),
     ("tiers", "dynctl.screens", "dynctl.top"),
     ("tiers", "dynctl.verify", "dynctl.screens"),
+    ("tiers", "dynctl.experiments", "dynctl.screens"),
     ("tiers", "dynctl.sources", "dynctl.verify"),
     ("tiers", "dynctl.serving", "dynctl.sources"),
     ("tiers", "dynctl.simulation", "dynctl.sources"),
