@@ -6,17 +6,20 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from jinja2 import Environment
+from tokenizers import Tokenizer
 
 from dynctl.cli import app
 from dynctl.cli.table import COMMANDS
 from dynctl.serving.telemetry.log_format import LOGGERS
-from dynctl.tokenization import DEMO_MODEL_DIR
+from dynctl.tokenization import DEMO_MODEL_DIR, model
 from tests.waiting import cores
 
 # "quick" and "thorough" use the same examples every time, so that a failure is reproducible;
@@ -162,24 +165,29 @@ def commands_built_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def demo_template_compiled_once() -> Iterator[None]:
-    """Most frontends of tests load the demo model: its template takes 12 ms to compile."""
-    demo = (DEMO_MODEL_DIR / "chat_template.jinja").read_text()
+def demo_model_compiled_once() -> Iterator[None]:
+    """Most frontends of tests load the demo model, which takes 12 ms: its vocabulary and its
+    compiled template are shared."""
+    of_demo: set[Any] = {(DEMO_MODEL_DIR / "chat_template.jinja").read_text()}
 
     def once(method: Callable[..., Any]) -> Callable[..., Any]:
-        results: dict[type[Environment], Any] = {}
+        results: dict[tuple[type[Environment], Any], Any] = {}
 
         def result(environment: Environment, source: Any, *more: Any, **options: Any) -> Any:
-            if source != demo or more or options:
+            if source not in of_demo or more or options:
                 return method(environment, source, *more, **options)
-            kind = type(environment)
-            if kind not in results:
-                results[kind] = method(environment, source)
-            return results[kind]
+            key = type(environment), source
+            if key not in results:
+                results[key] = method(environment, source)
+                of_demo.add(results[key])  # the parsed template, which is then compiled
+            return results[key]
 
         return result
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(Environment, "parse", once(Environment.parse))
         monkeypatch.setattr(Environment, "compile", once(Environment.compile))
+        tokenizer = SimpleNamespace(from_str=lru_cache(4)(Tokenizer.from_str))
+        monkeypatch.setattr(model, "Tokenizer", tokenizer)
+        monkeypatch.setattr(model, "_divide_tokenizer", lru_cache(4)(model._divide_tokenizer))
         yield
