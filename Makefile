@@ -122,7 +122,7 @@ debian-package:
 	@if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
 	  echo "not installed: $(PACKAGE); on Debian and Ubuntu: apt install $(PACKAGE)" >&2; exit 2; fi
 	@echo "installing $(PACKAGE)"
-	@{ apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends $(PACKAGE); } > /dev/null
+	@flock $(VENV) sh -c 'apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends $(PACKAGE)' > /dev/null
 
 MINUTES ?= 60
 RATE    ?= 200
