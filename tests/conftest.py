@@ -19,7 +19,8 @@ from tokenizers import Tokenizer
 from dynctl.cli import app
 from dynctl.cli.table import COMMANDS
 from dynctl.serving.telemetry.log_format import LOGGERS
-from dynctl.tokenization import DEMO_MODEL_DIR, model
+from dynctl.simulation.engine import engine
+from dynctl.tokenization import DEMO_MODEL_DIR, model, template
 from tests.waiting import cores
 
 # "quick" and "thorough" use the same examples every time, so that a failure is reproducible;
@@ -166,8 +167,8 @@ def commands_built_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def demo_model_compiled_once() -> Iterator[None]:
-    """Most frontends of tests load the demo model, which takes 12 ms: its vocabulary and its
-    compiled template are shared."""
+    """Most frontends and engines of tests load the demo model, which takes 12 ms: its vocabulary
+    and its compiled template are shared."""
     of_demo: set[Any] = {(DEMO_MODEL_DIR / "chat_template.jinja").read_text()}
 
     def once(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -184,10 +185,12 @@ def demo_model_compiled_once() -> Iterator[None]:
 
         return result
 
+    shared = [(model, "_divide_tokenizer"), (template, "_content_shape"), (engine, "Vocabulary")]
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(Environment, "parse", once(Environment.parse))
         monkeypatch.setattr(Environment, "compile", once(Environment.compile))
         tokenizer = SimpleNamespace(from_str=lru_cache(4)(Tokenizer.from_str))
         monkeypatch.setattr(model, "Tokenizer", tokenizer)
-        monkeypatch.setattr(model, "_divide_tokenizer", lru_cache(4)(model._divide_tokenizer))
+        for owner, name in shared:
+            monkeypatch.setattr(owner, name, lru_cache(4)(getattr(owner, name)))
         yield
