@@ -1,6 +1,9 @@
 """dynctl: route, explain and verify topology-aware disaggregated LLM serving."""
 
+from functools import cache
 
+
+@cache
 def version() -> str:
     """The installed version, for example ``0.1.0``; ``0+unknown`` from an uninstalled tree.
 
