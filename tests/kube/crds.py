@@ -62,9 +62,7 @@ def _version(
     *,
     storage: bool = True,
     status: bool = True,
-    columns: Sequence[tuple[str, str, str]] = (),
 ) -> Json:
-    """``columns``: (heading, type, JSONPath) of ``kubectl get``."""
     properties: Json = {
         "apiVersion": {"type": "string"},
         "kind": {"type": "string"},
@@ -76,10 +74,6 @@ def _version(
         properties["status"] = _ANYTHING
         version["subresources"] = {"status": {}}
     version["schema"] = {"openAPIV3Schema": {"type": "object", "properties": properties}}
-    if columns:
-        version["additionalPrinterColumns"] = [
-            {"name": heading, "type": kind, "jsonPath": path} for heading, kind, path in columns
-        ]
     return version
 
 
@@ -182,26 +176,16 @@ def graph_crd(policy: bool = True, *, cluster_topology: bool = True) -> Json:
         ["name"],
     )
     components = {"type": "array", "maxItems": 25, "items": beta}
-    columns = (
-        ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status'),
-        ("Backend", "string", ".spec.backendFramework"),
-        ("Age", "date", ".metadata.creationTimestamp"),
-    )
     return _definition(
         "nvidia.com",
         "DynamoGraphDeployment",
         "dynamographdeployments",
         [
-            _version(
-                "v1alpha1",
-                _graph_spec({"services": services}, "envs", experimental),
-                columns=columns,
-            ),
+            _version("v1alpha1", _graph_spec({"services": services}, "envs", experimental)),
             _version(
                 "v1beta1",
                 _graph_spec({"components": components}, "env", experimental),
                 storage=False,
-                columns=columns,
             ),
         ],
         short_names=["dgd"],

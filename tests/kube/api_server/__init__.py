@@ -5,6 +5,7 @@ which is also what keeps it honest: see tests/kube/witness and tests/kube/test_c
 
 What it does not do, and a real one does:
 
+- tables: ``kubectl get`` prints names and ages only;
 - protobuf: answers are JSON whatever else is accepted, bodies in it get 415 (so kubectl's
   ``auth can-i`` and ``create namespace`` fail; ``apply`` and the Python client's reviews do not);
 - SPDY, and with it kubectl's ``port-forward``;

@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from tests.kube.api_server import discovery, listing, rbac, streams, watching
-from tests.kube.api_server.bodies import Shaper, answer, body_of
+from tests.kube.api_server.bodies import answer, body_of, list_of, require_json
 from tests.kube.api_server.conformance import Writer
 from tests.kube.api_server.faults import EXPIRE_CONTINUE, EXPIRE_WATCH, STOPPED_KUBELET, Faults
 from tests.kube.api_server.parameters import flag
@@ -78,6 +78,7 @@ class Handlers:
             return await self._review(request, target, user)
         if target.subresource in ("exec", "log", "portforward", "binding"):
             return await self._kubelet(request, target, user, began)
+        require_json(request)
         if request.method in ("GET", "HEAD"):
             if attributes.verb == "watch":
                 return await self._watch(request, target, began)
@@ -86,26 +87,21 @@ class Handlers:
 
     # -- reading -----------------------------------------------------------------------------------
 
-    def _shaper(self, request: web.Request, target: Target) -> Shaper:
-        return Shaper(request, target, self._store.clock())
-
     def _read(self, request: web.Request, target: Target) -> web.Response:
-        shaper = self._shaper(request, target)
         resource, version = target.resource, target.version
         if target.name:
-            return answer(shaper.one(self._store.read(resource, version, target.place)))
+            return answer(self._store.read(resource, version, target.place))
         token = request.query.get("continue")
         expire = token and self._faults.take(request.path, request.method, EXPIRE_CONTINUE)
         metadata, bodies = listing.page(
             self._store.storage, resource, target.namespace, request.query, expire=bool(expire)
         )
         shown = [self._store.shown(resource, body, version) for body in bodies]
-        return answer(shaper.many(shown, metadata))
+        return answer(list_of(target, shown, metadata))
 
     async def _watch(
         self, request: web.Request, target: Target, began: Callable[[int], None]
     ) -> web.StreamResponse:
-        shaper = self._shaper(request, target)
         query = dict(request.query)
         if target.name:
             query["fieldSelector"] = f"metadata.name={target.name}"
@@ -130,7 +126,9 @@ class Handlers:
                 async for kind, body in events:
                     if kind not in ("ERROR", "BOOKMARK"):
                         body = self._store.shown(target.resource, body, target.version)
-                    await response.write(msgspec.json.encode(shaper.event(kind, body)) + b"\n")
+                    await response.write(
+                        msgspec.json.encode({"type": kind, "object": body}) + b"\n"
+                    )
         if self._faults.watches_cut != cuts and request.transport is not None:
             request.transport.abort()
         return response
@@ -159,7 +157,6 @@ class Handlers:
         )
 
     async def _write(self, request: web.Request, target: Target) -> web.Response:
-        shaper = self._shaper(request, target)
         warnings: list[str] = []
         writer = self._writer(request, target, warnings)
         resource, version = target.resource, target.version
@@ -176,11 +173,11 @@ class Handlers:
         elif request.method == "PATCH":
             result, status = await self._patch(request, target, writer)
         else:
-            return await self._delete(request, target, shaper)
+            return await self._delete(request, target)
         headers = {
             "Warning": ", ".join(f"299 - {msgspec.json.encode(w).decode()}" for w in warnings)
         }
-        return answer(shaper.one(result), status, headers if warnings else None)
+        return answer(result, status, headers if warnings else None)
 
     async def _patch(
         self, request: web.Request, target: Target, writer: Writer
@@ -205,7 +202,7 @@ class Handlers:
             return result, 201 if created else 200
         return self._store.patch(resource, version, target.place, kind, patch, writer), 200
 
-    async def _delete(self, request: web.Request, target: Target, shaper: Shaper) -> web.Response:
+    async def _delete(self, request: web.Request, target: Target) -> web.Response:
         options = await body_of(request) or {}
         policy = request.query.get("propagationPolicy")
         if policy:
@@ -213,7 +210,7 @@ class Handlers:
         resource = target.resource
         last = self._store.delete(resource, target.version, target.place, options)
         if resource.kind == "Pod" or "deletionTimestamp" in last["metadata"]:
-            return answer(shaper.one(last))
+            return answer(last)
         details = {"name": target.name, "kind": resource.plural, "uid": last["metadata"]["uid"]}
         if resource.group:
             details["group"] = resource.group

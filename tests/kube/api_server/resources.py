@@ -12,8 +12,8 @@ REVIEW_VERBS = ("create",)
 class Resource:
     """One kind of object under one path segment, in all of its served versions.
 
-    ``schemas`` and ``columns`` are by version and empty for what is built in: built-in objects are
-    not checked against a schema. ``storage_version`` is the one that objects are kept in.
+    ``schemas`` are by version and empty for what is built in: built-in objects are not checked
+    against a schema. ``storage_version`` is the one that objects are kept in.
     """
 
     group: str
@@ -29,7 +29,6 @@ class Resource:
     categories: tuple[str, ...] = ()
     custom: bool = False
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    columns: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -140,10 +139,6 @@ def from_definition(definition: Mapping[str, Any]) -> Resource:
         schemas={
             version["name"]: version.get("schema", {}).get("openAPIV3Schema", {})
             for version in spec["versions"]
-        },
-        columns={
-            version["name"]: tuple(version.get("additionalPrinterColumns", ()))
-            for version in served
         },
     )
 

@@ -2,37 +2,16 @@
 
 import json
 import subprocess
-import time
 from pathlib import Path
 
 import yaml
 
 from tests.kube import crds
 from tests.kube.api_server import ApiServer
-from tests.kube.objects.small import graph, node, pod, running
+from tests.kube.objects.small import graph, node, pod
 from tests.kube.witness.conftest import Kubectl, kubectl_program
 
 ZONE = "topology.kubernetes.io/zone"
-
-
-def test_it_lists_nodes_with_a_label_as_a_column(api_server: ApiServer, kubectl: Kubectl):
-    for name, zone in (("n2", "b"), ("n1", "a")):
-        api_server.store.create(node(name, zone))
-    lines = kubectl("get", "nodes", "-L", ZONE).splitlines()
-    assert lines[0].split() == ["NAME", "STATUS", "ROLES", "AGE", "VERSION", "ZONE"]
-    assert [line.split()[0] + line.split()[-1] for line in lines[1:]] == ["n1a", "n2b"]
-    assert lines[1].split()[1:3] == ["Ready", "<none>"]
-
-
-def test_its_table_of_pods_has_readiness_restarts_and_age(api_server: ApiServer, kubectl: Kubectl):
-    body = running(pod("web", node="n1"), restarts=3)
-    body["metadata"]["creationTimestamp"] = time.strftime(
-        "%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 7200 - 5)
-    )
-    api_server.store.create(body)
-    lines = kubectl("get", "pods", "-o", "wide").splitlines()
-    assert lines[0].split()[:7] == ["NAME", "READY", "STATUS", "RESTARTS", "AGE", "IP", "NODE"]
-    assert lines[1].split()[:7] == ["web", "1/1", "Running", "3", "120m", "<none>", "n1"]
 
 
 def test_it_finds_short_names_and_kinds_by_discovery(api_server: ApiServer, kubectl: Kubectl):
@@ -80,15 +59,6 @@ def test_it_refuses_to_apply_a_graph_with_an_unknown_field(api_server: ApiServer
     }
 
 
-def test_it_shows_the_printer_columns_of_a_custom_resource(api_server: ApiServer, kubectl: Kubectl):
-    crds.install(api_server)
-    status = {"conditions": [{"type": "Other", "status": "x"}, {"type": "Ready", "status": "True"}]}
-    api_server.store.create(graph("g") | {"status": status})
-    lines = kubectl("get", "dgd", "-A").splitlines()
-    assert lines[0].split() == ["NAMESPACE", "NAME", "READY", "BACKEND", "AGE"]
-    assert lines[1].split()[:4] == ["default", "g", "True", "vllm"]
-
-
 def test_it_waits_for_a_definition_to_be_established(kubectl: Kubectl):
     definition = yaml.safe_dump(crds.pod_clique_set_crd())
     kubectl("create", "-f", "-", stdin=definition)
@@ -108,7 +78,7 @@ def test_it_labels_annotates_patches_cordons_and_deletes(api_server: ApiServer, 
     kubectl("patch", "pod", "web", "-p", '{"metadata":{"labels":{"tier":"front"}}}')
     kubectl("cordon", "n1")
     assert ZONE not in api_server.store.get("node", "n1")["metadata"]["labels"]
-    assert "Ready,SchedulingDisabled" in kubectl("get", "node", "n1")
+    assert api_server.store.get("node", "n1")["spec"]["unschedulable"] is True
     metadata = api_server.store.get("pod", "web", "default")["metadata"]
     assert (metadata["labels"], metadata["annotations"]) == ({"tier": "front"}, {"who": "me"})
     kubectl("delete", "pod", "web")
@@ -136,9 +106,8 @@ def test_it_describes_a_pod_with_its_events(api_server: ApiServer, kubectl: Kube
     )
     assert "TopologyLabelMissing" in kubectl("describe", "pod", "web")
     selector = "involvedObject.name=web,reason=TopologyLabelMissing"
-    lines = kubectl("get", "events", "--field-selector", selector).splitlines()
-    assert lines[0].split() == ["LAST", "SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE"]
-    assert lines[1].split()[1:4] == ["Warning", "TopologyLabelMissing", "pod/web"]
+    found = kubectl("get", "events", "--field-selector", selector, "-o", "name")
+    assert found == "event/web.1\n"
 
 
 def test_it_watches_until_it_is_stopped(api_server: ApiServer, kubectl: Kubectl):
