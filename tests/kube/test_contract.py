@@ -1,11 +1,10 @@
 """The contract of a Kubernetes API, through the official client.
 
-Held against the test API server always, and against the cluster of ``DYNCTL_E2E_KUBECONFIG`` where
-that names a kubeconfig: what holds here and not there is a fault of the test server. Each test has
-a namespace of its own, which is deleted; nothing outside of it is changed.
+Held against the test API server here, and by tests/kubernetes against a real one: what holds here
+and not there is a fault of the test server. Each test has a namespace of its own, which is deleted;
+nothing outside of it is changed.
 """
 
-import os
 import time
 import uuid
 from collections.abc import Iterator
@@ -17,11 +16,7 @@ import pytest
 from kubernetes import client, config, watch
 from kubernetes.client.exceptions import ApiException
 
-from tests.kube.api_server import ApiServer
 from tests.waiting import patience
-
-# Read at import: the machine's variables are taken away from every test.
-REAL = os.environ.get("DYNCTL_E2E_KUBECONFIG", "")
 
 Json = dict[str, Any]
 
@@ -58,16 +53,8 @@ _GIVEN = "kube-root-ca.crt"
 """What a real cluster puts into every namespace."""
 
 
-@pytest.fixture(params=["test server", *(["real cluster"] if REAL else [])])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    if request.param == "real cluster":
-        yield from _namespace(Path(REAL))
-        return
-    with ApiServer() as server:
-        yield from _namespace(server.kubeconfig(tmp_path / "kubeconfig"))
-
-
-def _namespace(kubeconfig: Path) -> Iterator[Place]:
+@pytest.fixture
+def place(kubeconfig: Path) -> Iterator[Place]:
     name = f"dynctl-contract-{uuid.uuid4().hex[:8]}"
     with config.new_client_from_config(config_file=str(kubeconfig)) as connection:
         core: Any = client.CoreV1Api(connection)
@@ -286,13 +273,20 @@ def test_server_side_apply_does_not_take_what_another_manager_wrote(place: Place
 
 def test_who_wrote_a_label_is_recorded(place: Place):
     place.core.create_namespaced_config_map(
-        place.namespace, {"metadata": {"name": "a"}}, field_manager="maker"
+        place.namespace, {"metadata": {"name": "a"}, "data": {"k": "v"}}, field_manager="maker"
     )
     change = {"metadata": {"labels": {"zone": "a"}}}
     after = place.patch("a", change, "application/merge-patch+json", field_manager="controller")
     (entry,) = [e for e in after["metadata"]["managedFields"] if e["manager"] == "controller"]
     assert entry["operation"] == "Update"
     assert "f:zone" in entry["fieldsV1"]["f:metadata"]["f:labels"]
+
+
+def test_an_object_that_was_made_of_a_name_alone_is_not_tracked(place: Place):
+    place.core.create_namespaced_config_map(place.namespace, {"metadata": {"name": "a"}})
+    change = {"metadata": {"labels": {"zone": "a"}}}
+    after = place.patch("a", change, "application/merge-patch+json", field_manager="controller")
+    assert not after["metadata"].get("managedFields")
 
 
 # -- lists -----------------------------------------------------------------------------------------
@@ -412,6 +406,7 @@ def test_a_watch_ends_when_its_time_is_up(place: Place):
         place.namespace,
         resource_version=revision,
         timeout_seconds=1,
+        field_selector=f"metadata.name!={_GIVEN}",
     )
     assert list(stream) == []
 

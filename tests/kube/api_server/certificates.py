@@ -13,18 +13,18 @@ def make_certificates(folder: Path) -> tuple[ssl.SSLContext, Path]:
     authority, certificate, key = (folder / name for name in ("ca.pem", "server.pem", "key.pem"))
     elliptic = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     authority_key = folder / "ca-key.pem"
-    _openssl(
+    openssl(
         *("req", "-x509", *elliptic, "-days", "2", "-subj", "/CN=test authority"),
         *("-keyout", str(authority_key), "-out", str(authority)),
         *("-addext", "keyUsage=critical,keyCertSign"),
     )
     request, extensions = folder / "request.pem", folder / "extensions"
     extensions.write_text(_NAMES + "\nextendedKeyUsage=serverAuth\n")
-    _openssl(
+    openssl(
         *("req", "-new", *elliptic, "-subj", "/CN=kube-apiserver"),
         *("-keyout", str(key), "-out", str(request)),
     )
-    _openssl(
+    openssl(
         *("x509", "-req", "-in", str(request), "-CA", str(authority), "-CAkey"),
         *(str(authority_key), "-CAcreateserial", "-days", "2"),
         *("-extfile", str(extensions), "-out", str(certificate)),
@@ -34,9 +34,10 @@ def make_certificates(folder: Path) -> tuple[ssl.SSLContext, Path]:
     return context, authority
 
 
-def _openssl(*arguments: str) -> None:
+def openssl(*arguments: str) -> None:
+    """Run the program. Raises RuntimeError with what it printed."""
     if shutil.which("openssl") is None:
-        raise RuntimeError("ApiServer(tls=True) needs the openssl program, which is not installed")
+        raise RuntimeError("certificates of tests need the openssl program, which is not installed")
     done = subprocess.run(["openssl", *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"openssl {arguments[0]} failed:\n{done.stderr}")

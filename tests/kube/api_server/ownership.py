@@ -95,12 +95,17 @@ def paths_of(tree: Json, prefix: Path = ()) -> set[Path]:
 def record_update(
     before: Json | None, after: Json, manager: Manager, time: str, keyed: bool
 ) -> None:
-    """Give ``manager`` the fields that differ; take them, and the removed ones, from the others."""
+    """Give ``manager`` the fields that differ; take them, and the removed ones, from the others.
+
+    An object that was made without a field that can be owned is never tracked.
+    """
+    entries = [] if before is None else before["metadata"].get("managedFields", [])
+    if before is not None and not entries:
+        return
     old = {} if before is None else fields_of(_differing(before, after), keyed=keyed)
     new = fields_of(after if before is None else _differing(after, before), keyed=keyed)
     written = {path for path, value in new.items() if old.get(path, _ABSENT) != value}
     gone = set(old) - set(new)
-    entries = [] if before is None else before["metadata"].get("managedFields", [])
     _store(after, entries, manager, time, written, lost=written | gone)
 
 
