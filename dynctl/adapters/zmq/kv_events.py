@@ -234,10 +234,10 @@ class ZmqKvEvents:
             if self._clock() - began >= _STABLE_S and StreamCode.EVENTS_OVERFLOW in self._reported:
                 self._reported.discard(StreamCode.EVENTS_OVERFLOW)
                 self._report(StreamCode.EVENTS_KEPT_UP, "its messages are read as they arrive")
-            if received:
-                await asyncio.sleep(0)
-            elif self._lost:
+            if not received and self._lost:
                 return
+            if received and self._share is None:  # else the share lets others run
+                await asyncio.sleep(0)
         self._overflow()
 
     # -- connection -------------------------------------------------------------------------
