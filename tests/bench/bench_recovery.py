@@ -23,7 +23,7 @@ import uvloop
 from dynctl.adapters.ports import IndexUpdate, StreamCondition
 from dynctl.base.tasks import LoopShare
 from dynctl.serving.http.start import settle_garbage_collector
-from dynctl.serving.routing.index_runtime import MAX_WAITING, SLICE_S, IndexRuntime
+from dynctl.serving.routing.index_runtime import MAX_WAITING, STREAMS_S, IndexRuntime
 from dynctl.serving.routing.service import RoutingService
 from router_core import BlocksStored, Worker
 from tests.bench import prefix_workload as workload
@@ -114,7 +114,7 @@ async def run(entries_scale: float, quiet_s: float) -> list[Row]:
 
     async def recover() -> None:
         index.start()
-        share = LoopShare(SLICE_S)
+        share = LoopShare(STREAMS_S)
         for update in waiting:
             await share.turn()
             while index.waiting >= MAX_WAITING // 2:  # noqa: ASYNC110

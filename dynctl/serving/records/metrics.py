@@ -76,7 +76,7 @@ BACKPRESSURE = {
 #: Outcomes of plans that are refused because of load.
 OVERLOADS = ("all_busy", "queue_full", "queue_timeout")
 #: Seconds of writing after which a scrape yields to the event loop.
-SLICE_S = 0.001
+SLICE_S = 0.0005
 #: Longest drift of the canary that is not a stall.
 STALL_S = 0.005
 CANARY_S = 0.010

@@ -1,13 +1,14 @@
 """The tasks that update the index: follow KV-event streams, apply changes, sweep lost workers.
 
 Index work shares the event loop with streams of tokens and decisions. So in each turn of the loop
-the streams of events take about a millisecond together, and the changes of the index another one.
-It is a millisecond of CPU time: on a busy machine the process is stopped within it, and would make
-no headway. Where many changes wait, a turn of the loop is long and comes seldom, so they get more.
+the streams of events take about a millisecond together, and the changes of the index half of one.
+That is CPU time: on a busy machine the process is stopped within it, and would make no headway.
+Where many changes wait, and a turn of the loop is long and comes seldom, they get more.
 """
 
 import asyncio
 import contextlib
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -22,17 +23,19 @@ from dynctl.base.tasks import LoopShare, Supervisor, end_tasks
 from dynctl.documents.workers import StreamState
 from router_core import Applied, BlocksStored, CacheEvent, Change, Cleared, KvEvent
 
-SLICE_S: Final = 0.001
+SLICE_S: Final = 0.0005
 #: With so many values that wait a slice is twice as long, and at most so many times as long.
-_BACKLOG: Final = 256
-_MOST_SLICES: Final = 5
+_BACKLOG: Final = 128
+_MOST_SLICES: Final = 10
+#: Seconds of a turn that streams have together.
+STREAMS_S: Final = 0.001
 #: Blocks of one event that are applied before the clock is read again.
-PIECE_BLOCKS: Final = 256
+PIECE_BLOCKS: Final = 128
 #: Values waiting to be applied; beyond this the stream that adds one waits for the oldest.
 MAX_WAITING: Final = 8192
 #: Blocks of one worker that wait to be applied; beyond this its streams wait. One batch more may.
 MAX_WAITING_BLOCKS: Final = 256 * 1024
-_SWEEP_BLOCKS: Final = 500
+_SWEEP_BLOCKS: Final = 250
 _IDLE_SWEEP_S: Final = 0.05
 
 
@@ -113,7 +116,8 @@ class IndexRuntime:
         self.applied = asyncio.Event()
         self._wake = asyncio.Event()
         self._context: Any = None  # ZMQ's; only adapters use it
-        self._share = LoopShare(SLICE_S)
+        self._share = LoopShare(STREAMS_S)
+        self._slice_ended = -math.inf
         self._worker: asyncio.Task[None] | None = None
         #: (worker id, rank) -> what its stream begins with.
         self.seeds: dict[tuple[int, int], IndexSeed] = {}
@@ -295,9 +299,20 @@ class IndexRuntime:
                 await asyncio.sleep(0)
 
     def _slice(self) -> bool:
-        """Work for about SLICE_S seconds, longer with a backlog; True while there is more."""
+        """Work for about SLICE_S seconds; True while there is more. With a backlog longer, if the
+        turns of the others are long too: at most half of what they had since the last slice."""
         waiting = self._waiting
-        end = self._worked() + SLICE_S * min(_MOST_SLICES, 1 + len(waiting) // _BACKLOG)
+        seconds = SLICE_S * min(_MOST_SLICES, 1 + len(waiting) // _BACKLOG)
+        others = self._clock() - self._slice_ended
+        end = self._worked() + min(seconds, max(SLICE_S, others / 2))
+        try:
+            return self._apply_until(end)
+        finally:
+            self._slice_ended = self._clock()
+
+    def _apply_until(self, end: float) -> bool:
+        """Work until the CPU time ``end``; True while there is more."""
+        waiting = self._waiting
         while waiting:
             queued = waiting.popleft()
             try:
