@@ -102,7 +102,8 @@ from their documentation |
 | version | tried |
 |---|---|
 | 1.36.3 (`make test-kube`) | two nodes with a real Dynamo: `topology verify` with ten \
-faults, `topology sync`, lists and watches, rights of each account |
+faults and with dead kubelets, `topology sync`, API servers that restart or refuse, rights of \
+each account |
 """
 
 
