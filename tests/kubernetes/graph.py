@@ -155,7 +155,7 @@ class Graph:
 def is_rolled_out(deployment: Json) -> bool:
     status = deployment["status"]
     seen = status.get("observedGeneration") == deployment["metadata"]["generation"]
-    return seen and status.get("updatedReplicas") == deployment["spec"]["replicas"]
+    return bool(seen and status.get("updatedReplicas") == deployment["spec"]["replicas"])
 
 
 def deployment_of(graph: Json, component: Component) -> Json:
