@@ -17,13 +17,15 @@ _KINDS: Final = ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "Cluste
 
 
 def apply_accounts(api: Api, namespace: str = HOME) -> None:
-    """Accounts and their rights, of all manifests, applied in a namespace."""
+    """Accounts and their rights, of all manifests; what is of no namespace only with that of the
+    manifests."""
     create(api, namespace_of(namespace))
     for path in sorted(_MANIFESTS.glob("*.yaml")):
         for body in yaml.safe_load_all(path.read_text()):
-            if body["kind"] not in _KINDS:
+            wide = body["kind"].startswith("Cluster")
+            if body["kind"] not in _KINDS or (wide and namespace != HOME):
                 continue
-            if not body["kind"].startswith("Cluster"):
+            if not wide:
                 body["metadata"]["namespace"] = namespace
             for subject in body.get("subjects", ()):
                 subject["namespace"] = namespace
