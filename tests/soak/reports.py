@@ -17,10 +17,12 @@ def report_on_request(read: Callable[[], Mapping[str, Any]]) -> None:
     """Report in a thread, with ``read``. The process ends when stdin does: with its parent."""
 
     def serve() -> None:
-        # Without the lock of sys.stdin, which the end of the interpreter would wait for.
-        while os.read(_STDIN, 1):
-            sys.stdout.write(json.dumps(read()) + "\n")
-            sys.stdout.flush()
-        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            # Without the lock of sys.stdin, which the end of the interpreter would wait for.
+            while os.read(_STDIN, 1):
+                sys.stdout.write(json.dumps(read()) + "\n")
+                sys.stdout.flush()
+        finally:  # also where the parent ends before it has read a report
+            os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=serve, name="reports", daemon=True).start()
