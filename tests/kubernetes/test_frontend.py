@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from dynctl.wire.kubernetes.worker_metadata import instance_id
 from tests.dynamo.kube_pods import MODEL
 from tests.dynamo.ours import OurFrontend, frontend_of, wait
+from tests.kubernetes.chats import Chats
 from tests.kubernetes.control_plane import ADDRESS
 from tests.kubernetes.graph import NAMESPACE, Graph
 from tests.kubernetes.manifests import account_token, apply_accounts
@@ -34,27 +34,6 @@ def ours(graph: Graph, tmp_path: Path) -> Iterator[OurFrontend]:
     words = ("--discovery", "kubernetes", "--namespace", NAMESPACE)
     with frontend_of(tmp_path, MODEL, worker_ids(graph), words, variables) as frontend:
         yield frontend
-
-
-class Chats:
-    """Requests one after another, in a thread, until the block ends. ``statuses``: of each."""
-
-    def __init__(self, frontend: OurFrontend) -> None:
-        self.statuses: list[int] = []
-        self._frontend = frontend
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._send)
-
-    def _send(self) -> None:
-        while not self._ended.wait(0.05):
-            self.statuses.append(self._frontend.chat(f"question {len(self.statuses)}").status)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
 
 
 def test_no_request_is_lost_while_the_api_server_restarts(graph: Graph, ours: OurFrontend) -> None:
