@@ -550,7 +550,6 @@ def _value_at(column: Sequence[Any] | None, position: int) -> Any:
 
 
 @quick_init
-@quick_init
 @dataclass(frozen=True, slots=True)
 class RoutingPlan:
     """The hops of one request. ``prefill`` is None for an aggregated request.
