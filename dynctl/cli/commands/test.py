@@ -13,7 +13,7 @@ def prove(
     options: GlobalOptions,
     url: Annotated[
         str | None,
-        typer.Argument(metavar="[URL]", help="The server. [default: the frontend of the options]"),
+        typer.Argument(metavar="URL", help="The server. [default: the frontend of the options]"),
     ] = None,
     only: Annotated[
         list[str] | None,
