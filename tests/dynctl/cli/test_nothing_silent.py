@@ -416,7 +416,7 @@ def test_commands_name_options_without_effect(dynctl: Any, line: str, named: str
     assert (ran.code, ran.err) == (0, f"warning: {named}\n")
 
 
-#: Options of other programs in dynctl's texts: kubectl, engines, Dynamo and its operator, hf.
+#: Options of other programs in dynctl's texts: kubectl, etcdctl, engines, Dynamo, its operator, hf.
 FOREIGN = frozenset(
     (
         *("--api-group", "--config", "--field-selector", "--overwrite", "--patch-file"),
@@ -425,7 +425,7 @@ FOREIGN = frozenset(
         *("--enable-cache-report", "--enable-prompt-tokens-details", "--kv-events-config"),
         *("--page-size", "--prefix-caching-hash-algo", "--publish-events-and-metrics"),
         *("--served-model-name", "--durable-kv-events", "--local-dir"),
-        *("--context-length", "--data", "--max-queued-requests"),
+        *("--context-length", "--data", "--max-queued-requests", "--chat-template", "--prefix"),
         "--router-session-affinity-ttl-secs",
     )
 )

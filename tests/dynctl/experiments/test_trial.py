@@ -340,7 +340,8 @@ async def test_an_unknown_group_is_a_usage_problem():
 
 async def test_a_hanging_server_is_bounded():
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(3600)
+        await reader.read()  # until the client goes
+        writer.close()
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
@@ -349,6 +350,7 @@ async def test_a_hanging_server_is_bounded():
             await run_trial(TrialOptions(f"http://127.0.0.1:{port}", timeout=0.2))
     finally:
         server.close()
+        await server.wait_closed()
 
 
 def test_texts_are_new_and_equal_in_length():
