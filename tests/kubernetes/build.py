@@ -1,7 +1,7 @@
 """Build the programs of Kubernetes from their Go modules: usage: build.py GO DIRECTORY [VERSION]
 
 Without VERSION that of ``programs/go.mod``, with the sums of ``programs/go.sum``. Another version
-resolves its modules anew.
+resolves its modules again.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ def test_everything_is_suspended(engines: Engines, scores: Scores) -> None:
 
 
 def test_the_wall_clock_jumps_by_an_hour(engines: Engines, tmp_path: Path, scores: Scores) -> None:
-    """Forth and back: nothing expires, and nothing is read anew."""
+    """Forth and back: nothing expires, and nothing is read again."""
     clock = tmp_path / "clock"
     clock.write_bytes(struct.pack("d", 0.0))
     shifted = {**at_start(tmp_path, CLOCK), "SHIFTED_CLOCK": str(clock)}

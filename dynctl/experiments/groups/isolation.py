@@ -8,7 +8,7 @@ from typing import Final
 
 from dynctl.experiments.canary import Reply
 from dynctl.experiments.groups.group import Bench, Group, served_by
-from dynctl.experiments.groups.reuse import reused, shows_miss, unjudgeable
+from dynctl.experiments.groups.reuse import OTHER_DECODE, reused, shows_miss, unjudgeable
 from dynctl.findings.runner import Check, Outcome, Passed, Skipped, Wrong, found
 
 _PROMPTS: Final = 3
@@ -94,7 +94,7 @@ def _same_salt_shares(facts: IsolationFacts) -> Outcome:
         return skipped
     known = [p.same for p in facts.prompts if reused(p.same) or shows_miss(p.first, p.same)]
     if not known:
-        return Skipped("each repeat had another decode worker, whose cache the count is of")
+        return OTHER_DECODE
     hits = sum(map(reused, known))
     if not hits:
         return Wrong((found(facts.model, prompts=str(len(known))),))

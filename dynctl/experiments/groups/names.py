@@ -12,7 +12,7 @@ from dynctl.findings.runner import Check, Found, Outcome, Passed, Wrong, found, 
 
 _MOST_NAMES: Final = 8
 _TRIES: Final = 6
-"""For each name. A name that half of the workers serve is found with 98 % (1 - 2 / 2**6)."""
+"""For each name. A name that half of the workers serve is found with 97 % (1 - 2 / 2**6)."""
 _WORDS: Final = 12
 
 

@@ -24,7 +24,7 @@ NOT_REPORTED: Final = (
     "SGLang: --enable-cache-report)"
 )
 _NO_REUSE: Final = Skipped("nothing was reused (DYE0401), or only in large blocks")
-_OTHER_DECODE: Final = Skipped(
+OTHER_DECODE: Final = Skipped(
     "each repeat had another decode worker, whose cache the count is of", unread=True
 )
 
@@ -128,7 +128,7 @@ def _reuses(facts: ReuseFacts) -> Outcome:
     if facts.large is not None and any(map(reused, facts.large.known)):
         return Passed(f"{_tokens(facts.large.known)}; nothing of shorter prompts")
     if not repeats:
-        return _OTHER_DECODE
+        return OTHER_DECODE
     return Wrong((found(facts.model, repeats=str(len(repeats)), tokens=_tokens(repeats)),))
 
 
@@ -162,7 +162,7 @@ def _reuses_earlier_turns(facts: ReuseFacts) -> Outcome:
         return _NO_REUSE
     longer = [prompt.longer for prompt in facts.prompts if prompt.longer in prompt.known]
     if not longer:
-        return _OTHER_DECODE
+        return OTHER_DECODE
     hits = sum(map(reused, longer))
     if hits:
         return Passed(f"{hits} of {len(longer)} conversations: {_tokens(longer)}")

@@ -373,7 +373,7 @@ def announce(replicas: Sequence[Replica], text: str, canary: str = "") -> None:
 
 
 def release(replicas: Sequence[Replica], model: str) -> None:
-    """Let each frontend know that the canary that it was told of ends. Raises nothing: where one
+    """Report the end of the canary to each frontend that knows of it. Raises nothing: where one
     does not answer, its time ends it."""
 
     def end(replica: Replica) -> None:
