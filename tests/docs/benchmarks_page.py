@@ -19,9 +19,8 @@ _HEAD: Final = """\
     make bench-guard                fails where a request got dearer beside a bare proxy
 
 The page is generated from the rows in tests/bench/results. Ours and the peer take turns in a run;
-a **ratio** above 1 is better than the peer. Times vary by a third and more between runs of a shared
-machine, so read the ratios. *Spread* is the highest round less the lowest, relative to the median.
-The docstring of `tests/bench/bench_NAME.py` has what a row measures.
+a **ratio** above 1 is better than the peer. Times of a shared machine vary by a third, so read
+the ratios. *Spread* is highest less lowest round by the median; `tests/bench/bench_NAME.py` has the rest.
 """
 _BAR: Final = 24
 #: Commits in the plot, the newest.
