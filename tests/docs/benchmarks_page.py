@@ -20,7 +20,7 @@ _HEAD: Final = """\
 
 The page is generated from the rows in tests/bench/results. Ours and the peer take turns in a run;
 a **ratio** above 1 is better than the peer. Times of a shared machine vary by a third, so read
-the ratios. *Spread*: highest less lowest round, by the median. More: `bench_NAME.py` in tests/bench.
+the ratios. *Spread*: highest less lowest round, by the median. More: each `bench_NAME.py`.
 """
 _BAR: Final = 24
 #: Commits in the plot, the newest.
