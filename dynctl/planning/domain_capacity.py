@@ -66,7 +66,7 @@ def topology_steps(
 ) -> Generator[None, None, TopologyShow]:
     """As :func:`topology_show`, in steps of a few milliseconds at most."""
     known = sorted({name for row in workers for name in row.domains})
-    policy = _router_policy(settings)
+    policy = router_policy(settings)
     chosen = _domain(domain, known, workers, policy)
     fleet = _Fleet(workers, policy, guarded=settings.get("decode_capacity_guard") is True)
     givers = [row for row in workers if row.role == Role.PREFILL]
@@ -110,12 +110,23 @@ def primary_domain(known: Sequence[str], transfer: Sequence[str | None]) -> str 
     return next((name for name in (*transfer, "zone", *known) if name in known), None)
 
 
-def _router_policy(settings: Mapping[str, Any]) -> RouterPolicy | None:
+def router_policy(settings: Mapping[str, Any]) -> RouterPolicy | None:
+    """The KV-transfer policy in a router's settings."""
     domain = settings.get("kv_transfer_domain")
     if not isinstance(domain, str):
         return None
     enforcement = settings.get("kv_transfer_enforcement") or "required"
     return RouterPolicy(domain, enforcement, settings.get("kv_transfer_preferred_weight"))
+
+
+def derive_constraints(row: WorkerRow, policy: RouterPolicy | None) -> ImpliedConstraints | str:
+    """The constraints that a prefill worker implies for decode, or why they are unknown."""
+    try:
+        config = ModelRuntimeConfig.from_dict(row.runtime_config, validate=False)
+        worker = Worker(row.worker_id, row.name, row.model, Role.PREFILL, runtime_config=config)
+        return implied_constraints(worker, (), policy)
+    except (PolicyUnderivable, WorkerError) as error:
+        return str(error)
 
 
 class _Fleet:
@@ -157,16 +168,8 @@ class _Fleet:
         computed once for each row."""
         derived = self._derived.get(id(row))
         if derived is None:
-            derived = self._derived[id(row)] = self._derive(row)
+            derived = self._derived[id(row)] = derive_constraints(row, self.policy)
         return derived
-
-    def _derive(self, row: WorkerRow) -> ImpliedConstraints | str:
-        try:
-            config = ModelRuntimeConfig.from_dict(row.runtime_config, validate=False)
-            worker = Worker(row.worker_id, row.name, row.model, Role.PREFILL, runtime_config=config)
-            return implied_constraints(worker, (), self.policy)
-        except (PolicyUnderivable, WorkerError) as error:
-            return str(error)
 
     def has_decode(self, model: str, domain: str | None, value: str | None) -> bool:
         """Whether a decode worker in that value of the domain is available, busy or not; True for
