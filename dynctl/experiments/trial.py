@@ -15,11 +15,13 @@ from dynctl.documents.trial import Spent, TrialReport
 from dynctl.experiments.canary import MOST_AT_ONCE, Budget, BudgetSpent, CanaryClient, Chat
 from dynctl.experiments.groups.all import GROUPS, NOT_TESTED
 from dynctl.experiments.groups.group import Bench, Group, Subject
+from dynctl.experiments.operator import Operator
 from dynctl.experiments.prompts import Prompts
 from dynctl.findings.catalogue import all_codes
 from dynctl.findings.report import Section, summarize
 from dynctl.findings.runner import Check, Skipped, run
 from dynctl.findings.suppression import NOTHING, Suppressions
+from dynctl.sources.client import FrontendClient
 
 Facts = TypeVar("Facts")
 _GREETING: Final = "dynctl-test: hello"
@@ -80,7 +82,8 @@ async def run_trial(wanted: TrialOptions, say: Callable[[str], object] = str) ->
         wanted.requests, 1 + sum(group.generated for group in groups), started + wanted.duration
     )
     async with CanaryClient(wanted.url, wanted.timeout, budget, wanted.key, wanted.token) as client:
-        subject = await _subject(client, wanted)
+        operator = Operator(FrontendClient(wanted.url, wanted.token, wanted.timeout))
+        subject = await _subject(client, operator, wanted)
         bench = Bench(client, Prompts(seed), subject, wanted.settle, asyncio.sleep)
         sections: list[Section] = []
         for group in groups:
@@ -99,7 +102,7 @@ async def run_trial(wanted: TrialOptions, say: Callable[[str], object] = str) ->
     )
 
 
-async def _subject(client: CanaryClient, wanted: TrialOptions) -> Subject:
+async def _subject(client: CanaryClient, operator: Operator, wanted: TrialOptions) -> Subject:
     listed, rows = await client.models()
     if listed.status == 0:
         raise Unreachable(
@@ -124,6 +127,7 @@ async def _subject(client: CanaryClient, wanted: TrialOptions) -> Subject:
         names_workers=reply.decode is not None or reply.prefill is not None,
         shows_decisions=await client.decision(reply) is not None,
         count=_counter(wanted.model_path),
+        fleet=await operator.fleet(model),
     )
 
 

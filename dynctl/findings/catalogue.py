@@ -29,6 +29,7 @@ SECTIONS: Final = {
     "DYE04": "reuse",
     "DYE05": "truth of the index",
     "DYE06": "isolation",
+    "DYE07": "topology",
     "DYE09": "limits",
     "DYR01": "planes",
     "DYR02": "workers",

@@ -21,7 +21,7 @@ def prove(
             "--only",
             metavar="GROUP",
             help="Only this group (repeatable): names, tokens, streams, reuse, index, isolation,"
-            " limits.",
+            " topology, limits.",
         ),
     ] = None,
     model: Annotated[
@@ -57,7 +57,7 @@ def prove(
     fail_on: FailOn = "fail",
     suppress: Suppress = None,
 ) -> int:
-    """Test an OpenAI server by requests: names, tokens, streams, reuse, index, isolation, limits.
+    """Test an OpenAI server by requests, from the names of models to the limits of bodies.
 
     The server may be a frontend of any router, a gateway or one engine. The requests have the user
     dynctl-test and random prompts, and change nothing but the contents of caches. Exit code 0: no

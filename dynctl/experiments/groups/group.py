@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from dynctl.experiments.canary import CanaryClient, Chat, Reply
+from dynctl.experiments.operator import FleetFacts
 from dynctl.experiments.prompts import Prompts
 from dynctl.findings.runner import Check, Skipped
 
@@ -20,7 +21,8 @@ class Subject:
     ``rows``: all rows, ``listed``: how the server answered for them. ``names_workers``: a reply
     names the workers that the router chose, if it is asked to. ``shows_decisions``: so
     do the decisions that were read with it. ``count``: prompt tokens of the turns of a chat by a
-    tokenizer of the user's, None without one.
+    tokenizer of the user's, None without one. ``fleet``: what the server shows of its workers,
+    None where it does not.
     """
 
     model: str
@@ -29,6 +31,7 @@ class Subject:
     names_workers: bool = False
     shows_decisions: bool = False
     count: Callable[[tuple[str, ...]], int] | None = None
+    fleet: FleetFacts | None = None
 
     @property
     def row(self) -> Mapping[str, Any]:

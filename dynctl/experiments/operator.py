@@ -1,0 +1,54 @@
+"""What the operator of a dynctl frontend reads of its fleet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from dynctl.base.errors import DynctlError
+from dynctl.documents.workers import WorkerRow
+from dynctl.planning.domain_capacity import router_policy
+from dynctl.sources.client import FrontendClient
+from router_core import Role, RouterPolicy
+
+T = TypeVar("T")
+UNREADABLE: Final = "a dynctl frontend shows its workers to its operator (--token-file)"
+
+
+@dataclass(frozen=True, slots=True)
+class FleetFacts:
+    """``workers``: those of the tested model. ``policy``: the router's own for KV transfers."""
+
+    workers: Sequence[WorkerRow]
+    policy: RouterPolicy | None = None
+
+    def worker(self, worker_id: int | None) -> WorkerRow | None:
+        """The worker with an id that a reply names."""
+        return next((row for row in self.workers if row.worker_id == worker_id), None)
+
+    def answering(self) -> list[WorkerRow]:
+        """The workers that may generate answers: all but those of prefill alone."""
+        return [row for row in self.workers if row.role != Role.PREFILL and row.gets_requests]
+
+
+class Operator:
+    """The operator's calls of one frontend, beside the canaries of the event loop."""
+
+    def __init__(self, client: FrontendClient) -> None:
+        self.client = client
+
+    async def call(self, method: Callable[[], T]) -> T:
+        """Run a call in a thread. Raises DynctlError."""
+        return await asyncio.to_thread(method)
+
+    async def fleet(self, model: str) -> FleetFacts | None:
+        """The workers of a model; None where the server does not show them."""
+        try:
+            rows = await self.call(self.client.workers)
+            config = await self.call(self.client.config)
+        except DynctlError:
+            return None
+        served = [row for row in rows if model in row.served_names]
+        return FleetFacts(served, router_policy(config.values))
