@@ -1,6 +1,6 @@
 """`hits`: why the prefix hit rate is what it is, as a ladder of rates and the causes of each loss.
 
-The rungs, from what was reachable to what the engines reused, count tokens of the same prompts.
+The rungs, from the whole prompts to what the engines reused, count tokens of the same prompts.
 The causes of a step add up to what the step lost; a cause with negative tokens is a gain.
 """
 
@@ -17,6 +17,7 @@ SCHEMA = 1
 
 #: The rungs, highest first, and what each one assumes.
 RUNGS: Final = {
+    "prompt": "all tokens of the prompts",
     "shared": "as reachable, if equal prompts had one salt",
     "reachable": "reachable, one cache without limit",
     "capacity": "one cache with the fleet's capacity",
@@ -53,10 +54,24 @@ CAUSES: Final = {
         "equal from the second block on, another cache salt",
         "give tenants that may share a prefix one cache_salt",
     ),
-    "first_block": CauseText(
-        "another first block",
-        "equal from the second block on, another first block",
-        "move what changes (a date, an id) from the start of the prompt to its end",
+    "front": CauseText(
+        "behind a changed part",
+        "equal to text of an earlier prompt, behind a part that changed",
+        "move what changes (a date, an id, tools in another order) behind the text that stays",
+    ),
+    "truncated": CauseText(
+        "truncated history",
+        "equal to text of an earlier prompt, whose part in front of it is left out now",
+        "shorten histories rarely and by much, so that prompts in between begin with equal text",
+    ),
+    "new": CauseText("new text", "in no earlier prompt of the tenant"),
+    "contents": CauseText(
+        "contents unknown",
+        "new, or equal text behind a change: no KV event shows the contents of these blocks",
+    ),
+    "tail": CauseText(
+        "end of the prompt",
+        "the end of each prompt: engines reuse whole blocks, and always compute the last token",
     ),
     "capacity": CauseText(
         "evicted before reuse",
@@ -241,6 +256,23 @@ def best_trial(trials: Sequence[HitsTrial]) -> HitsTrial | None:
     return max(helpful, key=lambda trial: trial.tokens, default=None)
 
 
+class HitsBreak(msgspec.Struct, frozen=True):
+    """Where a request leaves the prompts before it.
+
+    ``block`` is the first that differs, at ``token``. Its blocks from ``equal_from`` to
+    ``equal_to`` (not included) are equal to text of the request ``earlier`` (empty: unknown), which
+    had them from block ``was_at`` on.
+    """
+
+    request: str
+    block: int
+    token: int
+    equal_from: int
+    equal_to: int
+    was_at: int
+    earlier: str = ""
+
+
 class HitsCause(msgspec.Struct, frozen=True):
     """A part of a step: ``tokens`` lost (negative: gained) by ``requests`` requests.
 
@@ -252,6 +284,7 @@ class HitsCause(msgspec.Struct, frozen=True):
     where the records do not have what it is computed from. ``replay``: command lines that simulate
     the same requests as they were and with the change; empty where `dynctl replay` cannot.
     ``trials``: what settings that may reduce it do to ``tried`` recorded choices, the best first.
+    ``breaks``: of equal text that was not reachable, where examples leave earlier prompts.
     """
 
     cause: str
@@ -270,6 +303,7 @@ class HitsCause(msgspec.Struct, frozen=True):
     replay: list[str] = []
     tried: int = 0
     trials: list[HitsTrial] = []
+    breaks: list[HitsBreak] = []
 
 
 class HitsRung(msgspec.Struct, frozen=True):

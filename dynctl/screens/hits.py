@@ -9,6 +9,7 @@ from dynctl.base.quantities import percent
 from dynctl.documents.hits import (
     CAUSES,
     RUNGS,
+    HitsBreak,
     HitsCause,
     HitsGroup,
     HitsReport,
@@ -181,9 +182,20 @@ def _more(cause: HitsCause, canvas: Canvas) -> list[str]:
     if cause.gain is not None:
         text = f"at most {_points(cause.gain)} points for these requests {cause.gain_if}"
         lines += canvas.paragraph(text, first=" " * 9)
+    if cause.breaks:
+        lines += canvas.paragraph(_break_text(cause.breaks[0]), first=" " * 9)
     for command in cause.replay:
         lines += canvas.paragraph(command, first=" " * 9 + "$ ", rest=" " * 11)
     return lines
+
+
+def _break_text(seen: HitsBreak) -> str:
+    """Where the first example leaves earlier prompts."""
+    earlier = f"in {seen.earlier}" if seen.earlier else "before"
+    return (
+        f"{seen.request} differs from block {seen.block:,} (token {seen.token:,}) on; its blocks "
+        f"{seen.equal_from:,} to {seen.equal_to - 1:,} were at block {seen.was_at:,} {earlier}"
+    )
 
 
 def _trial_text(cause: HitsCause) -> str:

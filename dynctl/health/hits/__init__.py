@@ -4,6 +4,7 @@ One pass over the records (:mod:`dynctl.documents.recording`), in bounded memory
 recording is replayed from its changes, so that the caches are as the router knew them at each
 decision. The rungs of a request, in tokens of its prompt:
 
+* prompt: all of them; what no earlier prompt had there is new, or equal text behind a change;
 * reachable: blocks that any earlier request or any engine had before it;
 * capacity: those that one shared LRU cache with the blocks of the whole fleet still has. Engines do
   not publish how large their lower tiers are: the most that each rank had there counts;

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any, Final
 
 from dynctl.documents.recording import Changed
+from dynctl.health.hits.breaks import Place, Texts
 from dynctl.health.hits.past import Fate, RankHistory, RankKey, RecordedRouter
 from dynctl.health.hits.tiers import LowerBlocks
 from router_core import (
@@ -112,6 +113,7 @@ class SharedCache:
 class ModelCaches:
     """What requests and engines of one model had so far."""
 
+    texts: Texts
     seen: set[int] = field(default_factory=set)
     cache: SharedCache = field(default_factory=SharedCache)
     #: KV blocks of all its workers that compute prompts, with ``lower``; None: a worker does not
@@ -332,7 +334,7 @@ class Caches:
         new = block not in caches.seen
         self.see(caches, block)
         caches.cache.add(block)
-        fate = self.fate(block)
+        fate = self.fate(block, at)
         above = None if parent is None else self.fates.get(parent)
         if new and (parent is None or (above is not None and above.foreign)):
             fate.foreign = True
@@ -342,11 +344,25 @@ class Caches:
             if gap.rank is rank and gap.stored_at is None:
                 gap.stored_at = at
         fate.waiting = None
+        if not fate.local:
+            self._note_text(caches, fate, block, local, 0 if parent is None else _below(above))
         if not fate.content and parent is None:
             fate.content = _FIRST
         elif not fate.content and above is not None and above.content:
             fate.content = sequence_hashes((local,), above.content)[0]
             self._note_twin(fate, block, at)
+
+    def _note_text(
+        self, caches: ModelCaches, fate: Fate, block: int, local: int, depth: int
+    ) -> None:
+        """The tokens of a block are known now; ``depth``: blocks before it, -1: unknown."""
+        fate.local = local
+        if fate.depth < 0:
+            fate.depth = depth
+        if fate.depth >= 0:
+            tenant = "" if fate.by is None else fate.by.arrived.tenant
+            if caches.texts.note(tenant, local, Place(fate.depth, fate.first_at, block)):
+                self.left_out["blocks whose contents were forgotten"] += 1
 
     def _note_twin(self, fate: Fate, block: int, at: float) -> None:
         """Note the first block with the same content, which another salt may have had."""
@@ -373,7 +389,7 @@ class Caches:
     def model(self, name: str) -> ModelCaches:
         caches = self.models.get(name)
         if caches is None:
-            caches = self.models[name] = ModelCaches()
+            caches = self.models[name] = ModelCaches(Texts(self.bounds.fates))
             caches.cache.resize(self.bounds.shared)
         return caches
 
@@ -399,13 +415,19 @@ class Caches:
             return
         caches.seen.add(block)
 
-    def fate(self, block: int) -> Fate:
+    def fate(self, block: int, at: float) -> Fate:
+        """What happened to a block; one that is new is first seen ``at`` that time."""
         fate = self.fates.get(block)
         if fate is None:
-            fate = self.fates[block] = Fate()
+            fate = self.fates[block] = Fate(first_at=at)
             if _drop_oldest(self.fates, self.bounds.fates):
                 self.left_out["blocks whose past was forgotten"] += 1
         return fate
+
+
+def _below(above: Fate | None) -> int:
+    """The depth of a block after ``above``; -1 where that is unknown."""
+    return -1 if above is None or above.depth < 0 else above.depth + 1
 
 
 def _new_router(source: RecordedRouter) -> Router:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
-from dynctl.documents.hits import UNEXPLAINED
+from dynctl.documents.hits import UNEXPLAINED, HitsBreak
 from dynctl.documents.recording import Decided, Finished
+from dynctl.health.hits.breaks import Place, Run, causes_of, runs_from
 from dynctl.health.hits.caches import Caches
 from dynctl.health.hits.choice import beaten
 from dynctl.health.hits.past import (
@@ -41,7 +43,7 @@ class Causes:
     """Gives the losses of requests to causes, in ``Request.parts``.
 
     ``missing``, ``choice`` and ``remember_senders`` judge at the decision; ``gaps``,
-    ``salts`` and ``reuse`` judge when the request has ended.
+    ``salts``, ``prompt`` and ``reuse`` judge when the request has ended.
     """
 
     def __init__(self, caches: Caches, sources: dict[int, RecordedRouter]) -> None:
@@ -197,8 +199,9 @@ class Causes:
             return "no_events"
         return "events_lost" if state not in ("current", "") else None
 
-    def salts(self, request: Request) -> None:
-        """Blocks that were not reachable, but whose content had been stored under other hashes."""
+    def salts(self, request: Request) -> int:
+        """Blocks that were not reachable, but whose content had been stored under another salt.
+        Returns the leading blocks with these."""
         size, rungs = request.arrived.block_size, request.rungs
         reachable = (rungs["reachable"] or 0) // size
         first = max(1, reachable)
@@ -211,13 +214,46 @@ class Causes:
                 break
             twin = twin or other
             same += 1
-        if twin is None:
-            return
-        salted = request.arrived.salted or twin[1]
-        cause = "salts" if salted and twin[0] != request.arrived.tenant else "first_block"
-        lost = (same - reachable) * size
-        rungs["shared"] = reachable * size + lost
-        request.parts["reachable", cause] += lost
+        if twin is None or twin[0] == request.arrived.tenant:
+            return reachable
+        if not (request.arrived.salted or twin[1]):
+            return reachable
+        rungs["shared"] = same * size
+        request.parts["reachable", "salts"] += (same - reachable) * size
+        return same
+
+    def prompt(self, request: Request, first: int) -> None:
+        """What is in the prompt from block ``first`` on, which no earlier one had there."""
+        size, usable = request.arrived.block_size, request.usable
+        tail = request.arrived.isl_tokens - max(first, usable) * size
+        if tail > 0:
+            request.parts["shared", "tail"] += tail
+        runs = runs_from(first, [self._earlier(request, block) for block in range(first, usable)])
+        for run, cause in zip(runs, causes_of(runs), strict=True):
+            request.parts["shared", cause] += (run.end - run.start) * size
+            if run.place is not None and cause not in request.breaks:
+                request.breaks[cause] = self._break(request, first, run, run.place)
+
+    def _earlier(self, request: Request, block: int) -> Sequence[Place] | None:
+        """Where earlier prompts of the tenant had the contents of a block; None: not known."""
+        fate = self._caches.fates.get(request.hashes[block])
+        if fate is None or not fate.local or request.texts is None:
+            return None
+        return request.texts.before(request.arrived.tenant, fate.local, request.decided_at)
+
+    def _break(self, request: Request, first: int, run: Run, place: Place) -> HitsBreak:
+        """The first block that differs, and the equal text that follows."""
+        fate = self._caches.fates.get(place.block)
+        sender = None if fate is None else fate.by
+        return HitsBreak(
+            request.arrived.id,
+            first,
+            first * request.arrived.block_size,
+            run.start,
+            run.end,
+            place.depth,
+            "" if sender is None else sender.arrived.id,
+        )
 
     def note_report(self, request: Request) -> None:
         end, rank = request.finished, request.rank

@@ -232,8 +232,10 @@ class Ladder:
         mask, name = _prompt_ranks(router, arrived.model)
         self._names.add(name)
         caches = self._caches.model(name)
+        request.texts = caches.texts
         self._caches.resize(caches, source, mask, size)
         usable = _usable_blocks(request, router)
+        request.usable = len(usable)
         above = self._measure_shared(request, caches, usable)
         best = self._best_depth(request, router, usable, mask)
         request.rungs["best"] = None if best is None else best * size
@@ -269,7 +271,11 @@ class Ladder:
         if caches.blocks is not None and caches.blocks >= len(caches.seen):
             shared = twice = reachable
         request.twice = twice * size
-        request.rungs = {"shared": reachable * size, "reachable": reachable * size}
+        request.rungs = {
+            "prompt": request.arrived.isl_tokens,
+            "shared": reachable * size,
+            "reachable": reachable * size,
+        }
         request.rungs["capacity"] = None if caches.blocks is None else shared * size
         if caches.blocks is None:
             return reachable
@@ -400,8 +406,10 @@ class Ladder:
         if rank is None:
             return
         held = request.depth or 0
-        for block in request.hashes[held:]:
-            fate = self._caches.fate(block)
+        for depth, block in enumerate(request.hashes[held:], held):
+            fate = self._caches.fate(block, at)
+            if fate.depth < 0:
+                fate.depth = depth
             fate.by, fate.sent_at, fate.foreign = request, at, False
 
     # -- the judgement ----------------------------------------------------------------
@@ -433,7 +441,7 @@ class Ladder:
             self._count_bare(request)
             return
         self._causes.gaps(request, self._now)
-        self._causes.salts(request)
+        self._causes.prompt(request, self._causes.salts(request))
         self._causes.reuse(request)
         self._causes.gains(request)
         self._count(request)
@@ -545,14 +553,16 @@ class Ladder:
     def _rungs(self, tally: Tally) -> Iterator[HitsRung]:
         before: int | None = None
         reachable = tally.rungs.get("reachable")
+        whole = reachable in (None, tally.rungs.get("shared"))
         for rung, title in RUNGS.items():
             tokens = tally.rungs.get(rung)
-            if rung == "shared" and (tokens is None or tokens == reachable):
+            if (rung == "shared" and whole) or (rung == "prompt" and tokens is None):
                 continue
             if tokens is None:
                 yield HitsRung(rung, title, unknown=self._why_unknown(rung, tally))
                 continue
-            parts = {c: p for (r, c), p in tally.parts.items() if r == rung and p.tokens}
+            steps = ("shared", rung) if rung == "reachable" and whole else (rung,)
+            parts = {c: p for (r, c), p in tally.parts.items() if r in steps and p.tokens}
             if before is None:
                 yield HitsRung(rung, title, tokens, rate(tokens, tally))
             else:

@@ -7,8 +7,9 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from dynctl.documents.hits import UNEXPLAINED
+from dynctl.documents.hits import UNEXPLAINED, HitsBreak
 from dynctl.documents.recording import Arrived, Decided, Finished, Start
+from dynctl.health.hits.breaks import Texts
 from dynctl.health.hits.tiers import LowerBlocks
 from dynctl.health.hits.trials import Change
 from router_core import Router, RouterConfig, Worker
@@ -68,7 +69,11 @@ class RankHistory:
 
 @dataclass(slots=True, eq=False)
 class Fate:
-    """What happened to one block last. ``by`` sent it; times are wall clock, -inf: never."""
+    """What happened to one block last. ``by`` sent it; times are wall clock, -inf: never.
+
+    ``first_at``: when a request or an event first had it. ``depth``: blocks before it, -1: unknown.
+    ``local``: the hash of its tokens alone, 0: no event showed it.
+    """
 
     by: Request | None = None
     sent_at: float = -math.inf
@@ -83,6 +88,9 @@ class Fate:
     twin: tuple[str, bool, float] | None = None
     foreign: bool = False
     waiting: list[Gap] | None = None
+    first_at: float = math.inf
+    depth: int = -1
+    local: int = 0
 
     def note_removal(self, at: float, rank: RankHistory) -> None:
         self.removed_at = at
@@ -145,6 +153,11 @@ class Request:
     gaps: list[Gap] = field(default_factory=list)
     #: Who sent the blocks before: (cause, blocks) from the start, where no index shows the caches.
     senders: list[tuple[str, int]] = field(default_factory=list)
+    #: The texts of the model's prompts, and leading blocks of this one that an engine may reuse.
+    texts: Texts | None = None
+    usable: int = 0
+    #: By cause, where it leaves earlier prompts.
+    breaks: dict[str, HitsBreak] = field(default_factory=dict)
     prefilled_at: float | None = None
     finished: Finished | None = None
     done: bool = False

@@ -15,6 +15,7 @@ from dynctl.documents.hits import (
     RUNGS,
     UNEXPLAINED,
     CauseText,
+    HitsBreak,
     HitsCause,
     HitsTrial,
     best_trial,
@@ -84,6 +85,7 @@ class RungPart:
     #: Tokens that would be gained at most; None: unknown for one of the requests.
     gain: int | None = 0
     choices: TriedChoices = field(default_factory=lambda: TriedChoices())
+    breaks: dict[str, HitsBreak] = field(default_factory=dict)
 
     def add(self, tokens: int, request: Request, cause: str, gain: int | None) -> None:
         self.tokens += tokens
@@ -92,8 +94,12 @@ class RungPart:
         self.choices.add(request)
         self.workers[request.worker] += tokens
         self.examples.append((abs(tokens), request.arrived.id))
+        if cause in request.breaks:
+            self.breaks[request.arrived.id] = request.breaks[cause]
         if len(self.examples) > 8 * MOST_EXAMPLES:
             self.examples = nlargest(MOST_EXAMPLES, self.examples)
+            kept = {name for _, name in self.examples}
+            self.breaks = {name: seen for name, seen in self.breaks.items() if name in kept}
         if cause == "stale" and len(self.delays) < _MOST_DELAYS:
             self.delays += request.delays
 
@@ -154,6 +160,7 @@ def _cause(name: str, part: RungPart, tally: Tally) -> HitsCause:
     choices = tally.choices if name == "split" else part.choices
     trials = choices.of(name)
     gain = part.gain / tally.tokens if part.gain is not None and tally.tokens else None
+    examples = [request for _, request in nlargest(MOST_EXAMPLES, part.examples)]
     return HitsCause(
         name,
         text.label,
@@ -162,7 +169,7 @@ def _cause(name: str, part: RungPart, tally: Tally) -> HitsCause:
         part.tokens / tally.tokens if tally.tokens else 0.0,
         part.requests,
         _act(text, choices.tried, trials),
-        [request for _, request in nlargest(MOST_EXAMPLES, part.examples)],
+        examples,
         [worker for worker, n in part.workers.most_common(MOST_EXAMPLES) if worker and n],
         list(text.codes),
         median(part.delays) if part.delays else None,
@@ -170,6 +177,7 @@ def _cause(name: str, part: RungPart, tally: Tally) -> HitsCause:
         text.gain_if,
         tried=choices.tried if text.setting else 0,
         trials=trials,
+        breaks=[part.breaks[request] for request in examples if request in part.breaks],
     )
 
 

@@ -57,7 +57,9 @@ def test_the_ladder_of_a_recording(dynctl, tmp_path: Path, monkeypatch):
     assert "78 requests, 5 workers, model tiny" in ran.out
     lines = ran.out.splitlines()
     assert all(len(line) <= 80 for line in lines)
-    assert "reachable, one cache without limit  64.6 %" in lines
+    assert any(line.startswith("all tokens of the prompts") for line in lines)
+    first = "reachable, one cache without limit  64.6 %  -35.4  new text "
+    assert any(line.startswith(first) for line in lines)
     assert any(line.startswith("as the router expected") and "-" in line for line in lines)
     assert "largest loss you can act on" in lines
     assert any(line.strip() == "--router-mode kv" for line in lines)
@@ -67,7 +69,7 @@ def test_the_ladder_of_a_recording(dynctl, tmp_path: Path, monkeypatch):
     assert (report["kind"], report["largest"][0]["cause"]) == ("HitsReport", "spread")
     assert dynctl("hits", tmp_path / "a.dynrec", "-o", "name").out.splitlines()[0] == "spread"
     rungs = dynctl("hits", tmp_path / "a.dynrec", "-o", "jsonl").out.splitlines()
-    assert json.loads(rungs[0])["rung"] == "reachable"
+    assert [json.loads(rung)["rung"] for rung in rungs[:2]] == ["prompt", "reachable"]
 
 
 def test_generated_requests_have_no_name_of_a_model(dynctl):
@@ -216,7 +218,7 @@ def test_a_trace_runs_through_a_simulated_fleet(dynctl, tmp_path: Path):
     ran = dynctl("hits", trace, "--workers", 3, "--policy", "round-robin", "-o", "json")
     assert ran.code == 0, ran.err
     assert ran.json["requests"] == 30
-    reachable = ran.json["rungs"][0]
+    reachable = ran.json["rungs"][1]
     assert (reachable["rung"], reachable["tokens"]) == ("reachable", 29 * 3 * 512)
     assert ran.json["largest"][0]["cause"] == "spread"
     again = dynctl("hits", trace, "--workers", 3, "--policy", "round-robin", "-o", "json")

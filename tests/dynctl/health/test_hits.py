@@ -142,7 +142,7 @@ CAUSES_INJECTED = {
         without=chats(13, 6, tenants=("a",)),
     ),
     "an id in the first block": Injected(
-        "first_block",
+        "front",
         FLEET,
         [replace(one, blocks=(i, *one.blocks[1:])) for i, one in enumerate(CHATS)],
     ),

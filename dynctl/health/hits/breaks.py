@@ -1,0 +1,136 @@
+"""Where a prompt leaves all earlier prompts, and whether equal text follows.
+
+A block of a prompt has two hashes: the sequence hash stands for the whole prefix, the local hash
+for the tokens of the block alone. A block whose sequence hash is new, but whose local hash was in
+an earlier prompt, is equal text behind something that changed. Text that moved by other than whole
+blocks has other local hashes, so it counts as new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Final, NamedTuple
+
+#: Positions that are kept of a text: a history that moves with each turn has many.
+_MOST_PLACES: Final = 8
+
+
+class Place(NamedTuple):
+    """Where a text was: after ``depth`` blocks, since the time ``at``, with the sequence hash
+    ``block``."""
+
+    depth: int
+    at: float
+    block: int
+
+
+class Texts:
+    """The places of blocks in the prompts of one model, by tenant and local hash.
+
+    ``most``: distinct texts that are kept; the oldest make room.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._places: dict[tuple[str, int], list[Place]] = {}
+
+    def note(self, tenant: str, local: int, place: Place) -> bool:
+        """Note a place of a text. Returns whether others had to make room."""
+        places = self._places.setdefault((tenant, local), [])
+        for number, known in enumerate(places):
+            if known.depth == place.depth:
+                if place.at < known.at:
+                    places[number] = place
+                return False
+        places.append(place)
+        if len(places) > _MOST_PLACES:
+            del places[0]
+        if len(self._places) <= self._most:
+            return False
+        for key in list(islice(self._places, max(1, self._most // 10))):
+            del self._places[key]
+        return True
+
+    def before(self, tenant: str, local: int, at: float) -> tuple[Place, ...]:
+        """The places of a text before a time, the latest last."""
+        places = self._places.get((tenant, local), ())
+        return tuple(sorted((place for place in places if place.at < at), key=lambda p: p.at))
+
+
+class Run(NamedTuple):
+    """Blocks ``start`` to ``end`` (not included) of a prompt that have one origin.
+
+    ``known``: whether their contents are known. ``place``: where an earlier prompt had the first
+    of them, None for new text.
+    """
+
+    start: int
+    end: int
+    known: bool
+    place: Place | None = None
+
+    @property
+    def shift(self) -> int:
+        """By how many blocks the text moved to the front; negative: to the end."""
+        return 0 if self.place is None else self.place.depth - self.start
+
+    def covers(self, low: int, high: int) -> bool:
+        """Whether it has blocks that an earlier prompt had from ``low`` to ``high``."""
+        if self.place is None:
+            return False
+        begin = self.place.depth
+        return begin < high and low < begin + self.end - self.start
+
+
+def runs_from(start: int, places: Sequence[Sequence[Place] | None]) -> list[Run]:
+    """The runs of the blocks from ``start`` on.
+
+    ``places``: of each block those in earlier prompts, the latest last; None: contents unknown.
+    """
+    runs: list[Run] = []
+    for block, earlier in enumerate(places, start):
+        last = runs[-1] if runs else None
+        run = _run_of(block, earlier, last)
+        if last is not None and run.start == last.start:
+            runs[-1] = run
+        else:
+            runs.append(run)
+    return runs
+
+
+def _run_of(block: int, earlier: Sequence[Place] | None, last: Run | None) -> Run:
+    """The run that a block continues, or begins."""
+    if earlier:
+        if last is not None and last.place is not None:
+            wanted = last.place.depth + block - last.start
+            if any(place.depth == wanted for place in earlier):
+                return last._replace(end=block + 1)
+        here = next((place for place in earlier if place.depth == block), earlier[-1])
+        return Run(block, block + 1, True, here)
+    known = earlier is not None
+    if last is not None and last.place is None and last.known == known:
+        return last._replace(end=block + 1)
+    return Run(block, block + 1, known)
+
+
+def causes_of(runs: Sequence[Run]) -> list[str]:
+    """The cause of each run: ``new``, ``contents`` (unknown), ``truncated`` or ``front``.
+
+    The start of a history is gone where its text follows at once, and what was before that text is
+    nowhere in the prompt. Other equal text is behind a part that changed.
+    """
+    causes = []
+    shifts: set[int] = set()
+    for run in runs:
+        if run.place is None:
+            causes.append("new" if run.known else "contents")
+            # A block whose contents are unknown may be part of the text around it.
+            shifts = shifts if not run.known else set()
+            continue
+        if run is runs[0] and run.shift > 0:
+            gone = (run.start, run.place.depth)
+            if not any(other.covers(*gone) for other in runs):
+                shifts = {run.shift}
+        causes.append("truncated" if run.shift in shifts else "front")
+    return causes
