@@ -504,8 +504,13 @@ _BESIDE_INPUT: Final = ("cache_read_input_tokens", "cache_creation_input_tokens"
 def without_reuse(body: bytes) -> bytes:
     """A response, or the data of one event of a stream, without numbers of reused tokens; bytes
     that have none, and bytes that are not a JSON object, stay as they are."""
-    if _REUSE.search(body) is None:
-        return body
+    return body if _REUSE.search(body) is None else with_reuse(body, None)
+
+
+def with_reuse(body: bytes, cached: int | None) -> bytes:
+    """A response, or the data of one event of a stream, whose prompt has ``cached`` reused tokens,
+    whatever it reports; None: it reports no number. Bytes that are not a JSON object stay as they
+    are."""
     try:
         document = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -514,9 +519,22 @@ def without_reuse(body: bytes) -> bytes:
         return body
     for holder in (document, *map(document.get, _CARRIERS)):
         if isinstance(holder, dict):
-            _drop_reuse(holder.get("usage"))
+            usage = holder.get("usage")
+            _drop_reuse(usage)
             _drop_reuse(holder.get("sglext"))
+            if isinstance(usage, dict) and cached is not None:
+                _set_reuse(usage, cached)
     return msgspec.json.encode(document)
+
+
+def _set_reuse(usage: dict[str, Any], cached: int) -> None:
+    """Add the number of reused tokens to a usage of OpenAI's or Anthropic's form that has none."""
+    name = "prompt_tokens_details" if "prompt_tokens" in usage else "input_tokens_details"
+    tokens = usage.get("input_tokens")
+    if isinstance(tokens, int) and "total_tokens" not in usage:  # Anthropic's
+        usage |= {"input_tokens": max(0, tokens - cached), "cache_read_input_tokens": cached}
+    elif "prompt_tokens" in usage or tokens is not None:
+        usage[name] = {**(usage.get(name) or {}), "cached_tokens": cached}
 
 
 def _drop_reuse(usage: Any) -> None:

@@ -36,6 +36,8 @@ from router_core import Decision, Role, RoutingPlan, RoutingRequest
 
 #: Engines that may die of one request: the first and one more.
 _MOST_DEAD: Final = 2
+#: How long the answer of a decode engine waits for the usage of its prefill engine, in seconds.
+_REPORT_S: Final = 1.0
 _STRANDED: Final = "this attempt excludes it because its domain had no eligible decode worker"
 
 _log = logging.getLogger(__name__)
@@ -56,16 +58,31 @@ class Course:
 
 @dataclass(slots=True)
 class Answer:
-    """A response that began. ``head``: the first piece of a stream, or the whole body."""
+    """A response that began. ``head``: the first piece of a stream, or the whole body.
+
+    ``decoded``: its usage is that of an engine that received the blocks of the prompt, so its
+    number of reused tokens means nothing.
+    """
 
     response: EngineStream
     head: bytes
     course: Course
+    decoded: bool = False
 
     @property
     def plan(self) -> RoutingPlan:
         """The plan that the response follows now."""
         return self.course.plan
+
+    @property
+    def prefill_ended(self) -> bool:
+        """Whether the engine that computes the prompt has reported its usage, if it does."""
+        return self.course.companion is None or self.course.companion.done()
+
+    async def wait_for_prefill(self) -> None:
+        """Wait for the usage of a prefill engine whose blocks are at the decode engine already."""
+        if self.course.companion is not None:
+            await asyncio.wait([self.course.companion], timeout=_REPORT_S)
 
     def close(self) -> None:
         """Close both connections, so that the engines stop the request."""
@@ -365,7 +382,8 @@ class RequestFlow:
         if hop.member is not None:
             hop.member.responses.discard(response)
         self._note_first_output(hop, measured=hop.first_output_s is not None)
-        return Answer(response, head, course)
+        decoded = course.plan.prefill is not None and not self._dispatch.reads_tokens
+        return Answer(response, head, course, decoded)
 
     async def _open(self, hop: Hop) -> EngineStream:
         """Send a hop and wait for the head of its response. Raises _HopFailed."""

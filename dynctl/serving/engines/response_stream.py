@@ -586,13 +586,7 @@ class EngineStream:
 
     def _pipe_events(self, chunks: bytes, pipe: Callable[[bytes], None]) -> None:
         """Pipe the whole events in these chunks, in a chunk of their own."""
-        contents, at = [], 0
-        while at < len(chunks):
-            line = chunks.index(b"\r\n", at)
-            after = line + 2 + (_chunk_size(chunks[at:line]) or 0)
-            contents.append(chunks[line + 2 : after])
-            at = after + 2
-        self._pipe_content(contents[0] if len(contents) == 1 else b"".join(contents), pipe)
+        self._pipe_content(content_of(chunks), pipe)
 
     def _pipe_content(self, content: bytes, pipe: Callable[[bytes], None]) -> None:
         """Pipe the events that this content completes, in a chunk of their own."""
@@ -600,7 +594,7 @@ class EngineStream:
         assert cut is not None  # of the pipe
         events = cut.whole(content)
         if events:
-            pipe(b"%x\r\n%b\r\n" % (len(events), events))
+            pipe(chunk_of(events))
         if len(cut.waiting) > EVENT_BYTES:
             self._protocol("an event is longer than the maximum")
 
@@ -651,6 +645,22 @@ class EngineStream:
             self._timer = self._loop.call_later(pause, self._check_silence)
             return
         self._fail(UpstreamFailure("timeout", f"{self.origin} {what} {limit:g} s"))
+
+
+def content_of(chunks: bytes) -> bytes:
+    """The content of whole chunks."""
+    contents, at = [], 0
+    while at < len(chunks):
+        line = chunks.index(b"\r\n", at)
+        after = line + 2 + (_chunk_size(chunks[at:line]) or 0)
+        contents.append(chunks[line + 2 : after])
+        at = after + 2
+    return contents[0] if len(contents) == 1 else b"".join(contents)
+
+
+def chunk_of(content: bytes) -> bytes:
+    """A chunk with this content."""
+    return b"%x\r\n%b\r\n" % (len(content), content)
 
 
 class _Head(NamedTuple):

@@ -20,6 +20,7 @@ from dynctl.serving.http.bodies import Body, bodies_of
 from dynctl.serving.http.inference_requests import RequestReader, check_one_engine
 from dynctl.serving.http.inference_responses import (
     OutputBlocks,
+    PrefillReuse,
     client_error,
     dry_run_body,
     engine_failure_error,
@@ -219,9 +220,11 @@ class Inference:
         if record.first_token_at is not None:
             service.observers.first_token(record)
         headers = self._headers(record)
+        reuse = PrefillReuse(answer, record) if answer.decoded and record.details else None
         if not call.stream:
             record.take_usage(answer.head)
-            body = unary_body(answer.head, answer.plan, service, record, parsed.nvext)
+            head = answer.head if reuse is None else await reuse.body(answer.head)
+            body = unary_body(head, answer.plan, service, record, parsed.nvext)
             record.output_bytes = len(body)
             record.outcome = "success"
             return web.Response(
@@ -242,7 +245,7 @@ class Inference:
         if api.named_events:
             response, failure = await pass_events(
                 http, answer, record, headers, api=api, blocks=blocks, limit=limit,
-                detailed=detailed,
+                detailed=detailed, reuse=reuse,
             )  # fmt: skip
         else:
             response, failure = await pass_stream(
@@ -255,6 +258,7 @@ class Inference:
                 blocks=blocks,
                 limit=limit,
                 detailed=detailed,
+                reuse=reuse if parsed.include_usage else None,
             )
         record.outcome = "success" if failure is None else "upstream_error"
         if failure is not None:

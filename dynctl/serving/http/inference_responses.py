@@ -24,7 +24,7 @@ from dynctl.serving.engines.apis import (
 )
 from dynctl.serving.engines.failures import UpstreamFailure, engine_reason, reported_error
 from dynctl.serving.engines.flow import Answer, GaveUp
-from dynctl.serving.engines.response_stream import EngineStream
+from dynctl.serving.engines.response_stream import EngineStream, chunk_of, content_of
 from dynctl.serving.http.plain_requests import ClientRequest, PlainRequest, PlainStream
 from dynctl.serving.routing.refusal import HttpError, attempts_of
 from dynctl.serving.routing.service import RoutingService
@@ -35,6 +35,7 @@ from dynctl.wire.openai import (
     ChatRequest,
     CompletionRequest,
     EmbeddingRequest,
+    with_reuse,
     without_reuse,
 )
 from dynctl.wire.responses import ResponsesRequest
@@ -43,6 +44,8 @@ from router_core import Decision, RoutingPlan, RoutingRequest, decay_fraction
 #: The last event, in the end of a stream: generated text cannot have it, for a line of JSON has no
 #: ends of lines.
 _DONE = re.compile(rb"[\r\n]data: ?\[DONE\]")
+#: What every usage has in its counts; generated text cannot have it, for its quotes are escaped.
+_TOKENS = b'_tokens"'
 #: The end of a stream in which its last events are looked for: [DONE], and usage before it.
 _TAIL_BYTES = 512
 #: Bytes waiting for a client; above this no more are sent until it reads some.
@@ -85,6 +88,49 @@ class OutputBlocks:
             self._service.output_block(self._request.id, decay)
 
 
+class PrefillReuse:
+    """Puts the number of reused tokens of the prefill engine in the place of the decode engine's,
+    which received the blocks of the prompt: nearly all of them are in its cache, or none."""
+
+    def __init__(self, answer: Answer, record: RequestRecord) -> None:
+        self._answer = answer
+        self._record = record
+
+    @property
+    def known(self) -> bool:
+        return self._answer.prefill_ended
+
+    async def events(self, whole: bytes) -> bytes:
+        """Whole events as the client gets them."""
+        if _TOKENS not in whole:
+            return whole
+        await self._answer.wait_for_prefill()
+        return self._events(whole)
+
+    async def event(self, event: bytes) -> bytes:
+        """One event, without the blank line after it."""
+        return (await self.events(event)).removesuffix(b"\n\n")
+
+    async def body(self, body: bytes) -> bytes:
+        """A whole answer."""
+        await self._answer.wait_for_prefill()
+        return with_reuse(body, self._record.cached_tokens)
+
+    def piping(self, write: Callable[[bytes], None]) -> Callable[[bytes], None]:
+        """Writes chunks of whole events; for the time after `known`."""
+
+        def changed(chunks: bytes) -> None:
+            write(chunk_of(self._events(content_of(chunks))) if _TOKENS in chunks else chunks)
+
+        return changed
+
+    def _events(self, whole: bytes) -> bytes:
+        cached = self._record.cached_tokens
+        return _changed_events(
+            whole, lambda data: with_reuse(data, cached) if _TOKENS in data else data
+        )
+
+
 class _Stream(web.StreamResponse):
     """A stream whose head is sent in the same write as its first piece."""
 
@@ -121,10 +167,12 @@ async def pass_stream(
     blocks: OutputBlocks | None,
     limit: int,
     detailed: Callable[[], bool],
+    reuse: PrefillReuse | None = None,
 ) -> tuple[ClientStream, UpstreamFailure | None]:
     """Pass the engine's stream on as it arrives; returns the failure that ended it, if any.
 
-    After a failure the stream ends with an error event; ``detailed``: whether it names the engine.
+    ``reuse``: changes the events with usage. After a failure the stream ends with an error event;
+    ``detailed``: whether it names the engine.
     A stream without ``[DONE]`` at its end and one of more than ``limit`` bytes are failures.
     """
     upstream = answer.response
@@ -133,7 +181,7 @@ async def pass_stream(
     annotated = nvext.extra_fields and (nvext.wants("worker_id") or nvext.wants("timing"))
     if annotated or not record.details:
         failed = await _pass_annotated(
-            response, answer, service, record, nvext, blocks, limit, detailed=detailed
+            response, answer, service, record, nvext, blocks, limit, reuse, detailed=detailed
         )
         return response, failed
     cut, end = EventCut(), b"\n"
@@ -168,11 +216,16 @@ async def pass_stream(
 
     # Frames pass unchanged only if the client's side has the same framing.
     framed = upstream.chunked and http.version >= HttpVersion11
+    write = None if transport is None or not framed else transport.write
+    if write is not None and reuse is not None:
+        write = reuse.piping(write)
     try:
         while piece:
             whole = cut.whole(piece)
             if whole:
                 seen(whole)
+                if reuse is not None:
+                    whole = await reuse.events(whole)
             else:
                 _check_waiting(cut, upstream)
             if upstream.exhausted and _is_done(end):
@@ -181,13 +234,14 @@ async def pass_stream(
                 return response, reported
             if whole:
                 await response.write(whole)
-            if framed and transport and await upstream.pipe(transport.write, count, cut):
+            known = reuse is None or reuse.known
+            if write is not None and known and await upstream.pipe(write, count, cut):
                 break
             piece = await upstream.readany()
         last = cut.last()
         if last:
             seen(last)
-            await response.write(last)
+            await response.write(last if reuse is None else await reuse.events(last))
         if not _is_done(end):
             raise reported or _cut_short(upstream)
     except UpstreamFailure as failure:
@@ -208,12 +262,13 @@ async def pass_events(
     blocks: OutputBlocks | None,
     limit: int,
     detailed: Callable[[], bool],
+    reuse: PrefillReuse | None = None,
 ) -> tuple[ClientStream, UpstreamFailure | None]:
-    """As :func:`pass_stream`, for streams of events with names; the bytes stay as they are."""
+    """As :func:`pass_stream`, for streams of events with names."""
     upstream = answer.response
     response = await _begin(http, answer, record, headers)
     watch, cut = _Events(api, record, blocks), EventCut()
-    piece = answer.head
+    piece, changes = answer.head, reuse is not None or not record.details
     try:
         while piece:
             record.output_bytes += len(piece)
@@ -223,12 +278,12 @@ async def pass_events(
             _check_waiting(cut, upstream)
             if whole:
                 await watch.take(whole, upstream)
-                await response.write(whole if record.details else _all_without_reuse(whole))
+                await response.write(await _shown(whole, record, reuse) if changes else whole)
             piece = await upstream.readany()
         last = cut.last()
         if last:
             await watch.take(last, upstream)
-            await response.write(last if record.details else _all_without_reuse(last))
+            await response.write(await _shown(last, record, reuse) if changes else last)
         if watch.error is not None:
             problem = f"{upstream.origin} reported an error in its stream"
             raise UpstreamFailure("status", problem, status=500, shown=True)
@@ -303,6 +358,7 @@ async def _pass_annotated(
     nvext: NvExt,
     blocks: OutputBlocks | None,
     limit: int,
+    reuse: PrefillReuse | None,
     *,
     detailed: Callable[[], bool],
 ) -> UpstreamFailure | None:
@@ -333,7 +389,9 @@ async def _pass_annotated(
         if blocks is not None:
             blocks.add(1)
         if not record.details:
-            event = _without_reuse(event)
+            event = _changed_event(event, without_reuse)
+        elif reuse is not None:
+            event = await reuse.event(event)
         await response.write(event + b"\n\n")
 
     try:
@@ -356,15 +414,22 @@ async def _pass_annotated(
     return reported
 
 
-def _all_without_reuse(whole: bytes) -> bytes:
-    """Whole events, without numbers of reused tokens."""
-    return b"".join(_without_reuse(event) + b"\n\n" for event in events_of(whole))
+async def _shown(whole: bytes, record: RequestRecord, reuse: PrefillReuse | None) -> bytes:
+    """Whole events, with the numbers of reused tokens that the client may see."""
+    if not record.details:
+        return _changed_events(whole, without_reuse)
+    return whole if reuse is None else await reuse.events(whole)
 
 
-def _without_reuse(event: bytes) -> bytes:
-    """An event of a stream, without numbers of reused tokens in its data."""
+def _changed_events(whole: bytes, change: Callable[[bytes], bytes]) -> bytes:
+    """Whole events, each with changed data."""
+    return b"".join(_changed_event(event, change) + b"\n\n" for event in events_of(whole))
+
+
+def _changed_event(event: bytes, change: Callable[[bytes], bytes]) -> bytes:
+    """An event of a stream with changed data."""
     head, separator, data = event.partition(b"data:")
-    return head + b"data: " + without_reuse(data.strip()) if separator else event
+    return head + b"data: " + change(data.strip()) if separator else event
 
 
 def _check_waiting(cut: EventCut, upstream: EngineStream) -> None:

@@ -2,10 +2,14 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from dynctl.serving.engines.failures import UpstreamFailure
-from dynctl.serving.telemetry.observers import ServiceObserver
+from dynctl.serving.engines.flow import Answer, Course
+from dynctl.serving.engines.response_stream import chunk_of, content_of
+from dynctl.serving.http.inference_responses import PrefillReuse
+from dynctl.serving.telemetry.observers import RequestRecord, ServiceObserver
 from router_core import Booked, RouterConfig
 from tests.dynctl.serving.fleets import (
     SLOW_HEALTH,
@@ -287,3 +291,106 @@ async def test_without_the_setting_nothing_is_said_about_it():
         _, past = await fleet.get(f"/v1/decisions/{headers['x-dynctl-decision']}")
         assert "bypass" not in past
         assert past["prefill"] is not None
+
+
+# -- usage -----------------------------------------------------------------------------------------
+
+WITH_USAGE = {"stream": True, "stream_options": {"include_usage": True}}
+REQUESTS: dict[str, dict[str, Any]] = {
+    "chat/completions": {"messages": [{"role": "user", "content": WORDS * 4}]},
+    "completions": {"prompt": WORDS * 4},
+    "messages": {"messages": [{"role": "user", "content": WORDS * 4}]},
+    "responses": {"input": WORDS * 4},
+}
+
+
+def reported_reuse(document: Any) -> tuple[int, int] | None:
+    """Prompt tokens and reused ones of a response, or of the last event with usage."""
+    holders = (document, document.get("response"), document.get("message"))
+    usages = [holder["usage"] for holder in holders if holder and holder.get("usage")]
+    if not usages:
+        return None
+    usage = usages[-1]
+    if "prompt_tokens" in usage:
+        return usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
+    if "total_tokens" in usage:
+        return usage["input_tokens"], usage["input_tokens_details"]["cached_tokens"]
+    cached = usage["cache_read_input_tokens"]
+    return usage["input_tokens"] + cached, cached
+
+
+@pytest.mark.parametrize("bootstrap", [False, True], ids=["one-after-the-other", "pair"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("api", REQUESTS)
+async def test_usage_reports_what_the_prefill_engine_reused(api, stream, bootstrap):
+    """The decode engine has none of the prompt's blocks, or all of them by the hand-off."""
+    engines = [{"name": "p0", "role": "prefill"}, {"name": "d0", "role": "decode"}]
+    specs = {"p0": ",bootstrap={address}"} if bootstrap else {}
+    body = {"model": "demo", "max_tokens": 4, **REQUESTS[api], **(WITH_USAGE if stream else {})}
+    if api == "responses":
+        body["max_output_tokens"] = body.pop("max_tokens")
+    if api in ("messages", "responses"):
+        body.pop("stream_options", None)
+    prefill_reused = []
+    async with site(engines, specs=specs) as fleet:
+
+        class Reuse(ServiceObserver):
+            def on_finished(self, record) -> None:
+                prefill_reused.append(record.cached_tokens)
+
+        fleet.service.observers.append(Reuse())
+        reported = []
+        for round_number in range(3):
+            if round_number == 1:  # the decode engine loses what it has pulled
+                for rank in fleet.engines["d0"].engine.ranks:
+                    rank.scheduler.forget()
+            async with fleet.client.post(fleet.url(f"/v1/{api}"), json=body) as answer:
+                raw = await answer.read()
+                assert answer.status == 200, raw
+                documents = [event for event in data_of(raw) if isinstance(event, dict)]
+            reported.append([pair for pair in map(reported_reuse, documents) if pair][-1])
+            await fleet.idle()
+    assert [cached for _, cached in reported] == prefill_reused
+    assert reported[0][1] == 0
+    assert reported[1][1] == reported[2][1] > 0
+    assert len({prompt for prompt, _ in reported}) == 1
+
+
+def data_of(raw: bytes) -> list[Any]:
+    """The document of a whole response, or those of a stream's events."""
+    if raw.startswith(b"{"):
+        return [msgspec.json.decode(raw)]
+    lines = [line.removeprefix(b"data:").strip() for line in raw.split(b"\n") if b"data:" in line]
+    return [msgspec.json.decode(line) for line in lines if line != b"[DONE]"]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_a_number_that_the_prefill_engine_does_not_report_is_unknown(monkeypatch, stream):
+    """The decode engine's is that of another cache."""
+    engines = [{"name": "p0", "role": "prefill"}, {"name": "d0", "role": "decode"}]
+    monkeypatch.setattr(RequestRecord, "take_usage", lambda *_, **__: None)
+    async with site(engines) as fleet:
+        status, answer, _ = await (fleet.stream if stream else fleet.chat)(
+            WORDS * 4, **({"stream_options": WITH_USAGE["stream_options"]} if stream else {})
+        )
+        assert status == 200
+        usage = answer[-2]["usage"] if stream else answer["usage"]
+    assert usage["prompt_tokens"] > 0
+    assert "cached_tokens" not in usage["prompt_tokens_details"]
+
+
+def test_chunks_that_pass_unread_get_the_number_of_the_prefill_engine():
+    record = RequestRecord("d", "d", "chat_completions", 0.0, 0.0, cached_tokens=64)
+    written: list[bytes] = []
+    write = PrefillReuse(Answer(None, b"", Course(None), True), record).piping(written.append)  # type: ignore[arg-type]
+    token = chunk_of(b'data: {"choices":[{"delta":{"content":"\\"prompt_tokens\\""}}]}\n\n')
+    usage = {"prompt_tokens": 100, "total_tokens": 108, "prompt_tokens_details": None}
+    last = b"data: " + msgspec.json.encode({"choices": [], "usage": usage}) + b"\n\n"
+    write(token)
+    write(token + chunk_of(last) + chunk_of(b"data: [DONE]\n\n"))
+    assert written[0] == token
+    events = content_of(written[1]).split(b"\n\n")
+    assert events[0] + b"\n\n" == content_of(token)
+    details = msgspec.json.decode(events[1].removeprefix(b"data: "))["usage"]
+    assert details == {**usage, "prompt_tokens_details": {"cached_tokens": 64}}
+    assert events[2:] == [b"data: [DONE]", b""]
