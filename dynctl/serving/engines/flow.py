@@ -382,7 +382,8 @@ class RequestFlow:
         if hop.member is not None:
             hop.member.responses.discard(response)
         self._note_first_output(hop, measured=hop.first_output_s is not None)
-        decoded = course.plan.prefill is not None and not self._dispatch.reads_tokens
+        pair = course.companion is not None
+        decoded = course.plan.prefill is not None and (pair or not self._dispatch.reads_tokens)
         return Answer(response, head, course, decoded)
 
     async def _open(self, hop: Hop) -> EngineStream:
