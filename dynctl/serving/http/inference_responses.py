@@ -1,5 +1,6 @@
 """Responses of inference: streams, bodies with ``nvext``, dry runs, and failures as errors."""
 
+import asyncio
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -184,72 +185,101 @@ async def pass_stream(
             response, answer, service, record, nvext, blocks, limit, reuse, detailed=detailed
         )
         return response, failed
-    cut, end = EventCut(), b"\n"
-    reported: UpstreamFailure | None = None
+    cut = EventCut()
+    passed = _Passed(upstream, record, blocks, limit, http.transport)
+    write = _frames(http, upstream, reuse)
+    try:
+        while piece:
+            whole = cut.whole(piece)
+            if whole:
+                passed.take(whole)
+                if reuse is not None:
+                    whole = await reuse.events(whole)
+            else:
+                _check_waiting(cut, upstream)
+            if upstream.exhausted and _is_done(passed.end):
+                _note_end(record, passed.end)
+                await response.write_eof(whole)
+                return response, passed.reported
+            if whole:
+                await response.write(whole)
+            if write is not None and await upstream.pipe(write, passed.count, cut):
+                break
+            piece = await upstream.readany()
+        last = cut.last()
+        if last:
+            passed.take(last)
+            await response.write(await _shown(last, record, reuse))
+        if not _is_done(passed.end):
+            raise passed.reported or _cut_short(upstream)
+    except UpstreamFailure as failure:
+        await _end_with_error(response, failure, detailed=detailed())
+        return response, failure
+    _note_end(record, passed.end)
+    await response.write_eof()
+    return response, passed.reported
 
-    def seen(piece: bytes) -> None:
-        nonlocal end, reported
-        if ERROR_KEY in piece and reported is None:
-            reported = _reported_error(upstream, piece)
+
+def _frames(
+    http: ClientRequest, upstream: EngineStream, reuse: PrefillReuse | None
+) -> Callable[[bytes], None] | None:
+    """Writes chunks with their frames; None where the client's side has another framing, or the
+    number for events with usage is not known."""
+    if not upstream.chunked or http.version < HttpVersion11 or http.transport is None:
+        return None
+    if reuse is not None and not reuse.known:
+        return None
+    return http.transport.write if reuse is None else reuse.piping(http.transport.write)
+
+
+class _Passed:
+    """What the pieces of a stream show that were passed on. ``end``: the last of them.
+    ``reported``: the failure that the engine reported in its stream."""
+
+    def __init__(
+        self,
+        upstream: EngineStream,
+        record: RequestRecord,
+        blocks: OutputBlocks | None,
+        limit: int,
+        transport: asyncio.Transport | None,
+    ) -> None:
+        self._upstream = upstream
+        self._record = record
+        self._blocks = blocks
+        self._limit = limit
+        self._transport = transport
+        self.end = b"\n"
+        self.reported: UpstreamFailure | None = None
+
+    def take(self, piece: bytes) -> None:
+        """Look at whole events."""
+        record = self._record
+        if ERROR_KEY in piece and self.reported is None:
+            self.reported = _reported_error(self._upstream, piece)
         events = piece.count(b"data:")
         record.output_events += events
         record.output_bytes += len(piece)
-        if blocks is not None:
-            blocks.add(events)
-        end = (end + piece if len(piece) < _TAIL_BYTES else piece)[-_TAIL_BYTES:]
-        if record.output_bytes > limit:
-            upstream.abandon(_too_long(upstream, limit))
+        if self._blocks is not None:
+            self._blocks.add(events)
+        end = self.end + piece if len(piece) < _TAIL_BYTES else piece
+        self.end = end[-_TAIL_BYTES:]
+        if record.output_bytes > self._limit:
+            self._upstream.abandon(_too_long(self._upstream, self._limit))
 
-    transport = http.transport
-
-    def count(chunks: list[bytes]) -> int:
+    def count(self, chunks: list[bytes]) -> int:
         """Look at several chunks that were passed on at once: it costs less than at each. Returns
         after how many bytes to look again; 0: the client lags, or left."""
+        transport = self._transport
         if chunks:
-            seen(b"".join(chunks))
+            self.take(b"".join(chunks))
         if transport is None or transport.is_closing():
             return 0
         if transport.get_write_buffer_size() >= _LAGGING_BYTES:
             return 0
         # Output blocks are reported as they come, and the limit holds to the byte.
-        return 1 if blocks is not None else min(_BATCH_BYTES, limit + 1 - record.output_bytes)
-
-    # Frames pass unchanged only if the client's side has the same framing.
-    framed = upstream.chunked and http.version >= HttpVersion11
-    write = None if transport is None or not framed else transport.write
-    if write is not None and reuse is not None:
-        write = reuse.piping(write)
-    try:
-        while piece:
-            whole = cut.whole(piece)
-            if whole:
-                seen(whole)
-                if reuse is not None:
-                    whole = await reuse.events(whole)
-            else:
-                _check_waiting(cut, upstream)
-            if upstream.exhausted and _is_done(end):
-                _note_end(record, end)
-                await response.write_eof(whole)
-                return response, reported
-            if whole:
-                await response.write(whole)
-            known = reuse is None or reuse.known
-            if write is not None and known and await upstream.pipe(write, count, cut):
-                break
-            piece = await upstream.readany()
-        last = cut.last()
-        if last:
-            seen(last)
-            await response.write(last if reuse is None else await reuse.events(last))
-        if not _is_done(end):
-            raise reported or _cut_short(upstream)
-    except UpstreamFailure as failure:
-        await _end_with_error(response, failure, detailed=detailed())
-        return response, failure
-    _note_end(record, end)
-    await response.write_eof()
-    return response, reported
+        left = self._limit + 1 - self._record.output_bytes
+        return 1 if self._blocks is not None else min(_BATCH_BYTES, left)
 
 
 async def pass_events(

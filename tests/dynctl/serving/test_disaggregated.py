@@ -370,11 +370,9 @@ async def test_a_number_that_the_prefill_engine_does_not_report_is_unknown(monke
     engines = [{"name": "p0", "role": "prefill"}, {"name": "d0", "role": "decode"}]
     monkeypatch.setattr(RequestRecord, "take_usage", lambda *_, **__: None)
     async with site(engines) as fleet:
-        status, answer, _ = await (fleet.stream if stream else fleet.chat)(
-            WORDS * 4, **({"stream_options": WITH_USAGE["stream_options"]} if stream else {})
-        )
-        assert status == 200
-        usage = answer[-2]["usage"] if stream else answer["usage"]
+        body = chat_body(WORDS * 4, **(WITH_USAGE if stream else {}))
+        async with fleet.client.post(fleet.url("/v1/chat/completions"), json=body) as answer:
+            usage = data_of(await answer.read())[-1]["usage"]
     assert usage["prompt_tokens"] > 0
     assert "cached_tokens" not in usage["prompt_tokens_details"]
 
