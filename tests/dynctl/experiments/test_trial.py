@@ -143,6 +143,14 @@ class AnyModel(Fault):
         body["model"] = "demo"
 
 
+class LikeSglang(AnyModel):
+    """The engine that is known to ignore the name, and says who it is."""
+
+    def models(self, document: Body) -> None:
+        for row in document["data"]:
+            row["owned_by"] = "sglang"
+
+
 class BadJsonIsOurs(Fault):
     def unreadable(self, data: bytes) -> web.Response:
         return error(500, "Internal Server Error")
@@ -205,6 +213,13 @@ async def test_a_proxy_without_a_fault_is_not_blamed():
         report = await result_of(url)
     assert wrong(report) == set()
     assert states(report)["DYE0401"] is State.PASS
+
+
+async def test_an_engine_that_ignores_names_by_design_is_no_fault():
+    async with site([ENGINE]) as fleet, faulty_proxy(fleet.frontend.url, LikeSglang()) as url:
+        report = await result_of(url, only=("limits",), model="demo")
+    assert wrong(report) == set()
+    assert states(report)["DYE0901"] is State.SKIP
 
 
 async def test_a_proxy_that_reads_to_the_end_keeps_the_engine():
