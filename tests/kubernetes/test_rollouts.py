@@ -1,11 +1,11 @@
-"""`serve frontend --discovery kubernetes` while its workers are replaced, drained and lost."""
+"""`serve frontend --discovery kubernetes` while workers are replaced, drained and lost, and while
+the API server is away."""
 
 from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -20,8 +20,8 @@ from tests.kubernetes.manifests import account_token, apply_accounts
 from tests.kubernetes.objects import path_of
 
 
-@pytest.fixture
-def ours(graph: Graph, tmp_path: Path) -> Iterator[OurFrontend]:
+@pytest.fixture(scope="module")
+def ours(graph: Graph, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OurFrontend]:
     """Our frontend with the account of its manifest, and no other rights."""
     with graph.plane.api() as api:
         apply_accounts(api, NAMESPACE)
@@ -30,8 +30,9 @@ def ours(graph: Graph, tmp_path: Path) -> Iterator[OurFrontend]:
         "KUBECONFIG": str(graph.plane.kubeconfig(token, NAMESPACE)),
         "DYN_TCP_RESPONSE_STREAM_HOST": ADDRESS,
     }
+    folder = tmp_path_factory.mktemp("ours")
     words = ("--discovery", "kubernetes", "--namespace", NAMESPACE)
-    with frontend_of(tmp_path, MODEL, worker_ids(graph), words, variables) as frontend:
+    with frontend_of(folder, MODEL, worker_ids(graph), words, variables) as frontend:
         yield frontend
 
 
@@ -115,3 +116,30 @@ def test_a_lost_node_is_left_and_taken_again(graph: Graph, ours: OurFrontend) ->
 
 def cut(bridge: str, state: str) -> None:
     subprocess.run(["ip", "link", "set", bridge, state], check=True)
+
+
+def test_no_request_is_lost_while_the_api_server_restarts(graph: Graph, ours: OurFrontend) -> None:
+    plane = graph.plane
+    chats = Chats(ours)
+
+    def is_interrupted() -> bool:
+        return any(code == "DISCOVERY_INTERRUPTED" for code, _ in ours.conditions())
+
+    with chats:
+        plane.kill_api_server()
+        try:
+            wait(ours, is_interrupted, "the condition")
+            # What the watches saw last is forgotten: they are refused with 410 later.
+            plane.compact_etcd()
+        finally:
+            plane.start_api_server()
+        wait(ours, lambda: not is_interrupted(), "the cluster to be read again")
+    assert set(chats.statuses) == {200}
+    assert len(chats.statuses) > 10
+
+    # It follows the cluster again: a new pod gets requests, the old one is forgotten.
+    [name] = graph.pods("decode-b")
+    with plane.api() as api:
+        api.delete(path_of("Pod", NAMESPACE, name))
+    graph.wait_ready()
+    follows(graph, ours)
