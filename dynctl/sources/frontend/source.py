@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _Answer = TypeVar("_Answer")
 
 
-def _instead_of(worker: WorkerRow, rows: Iterable[WorkerRow]) -> list[WorkerRow]:
+def substitutes(worker: WorkerRow, rows: Iterable[WorkerRow]) -> list[WorkerRow]:
     """The other ready workers of its model and role, in its first domain where it has one."""
     place = next(iter(worker.domains.items()), None)
     return [
@@ -113,7 +113,7 @@ class FrontendSource:
         row = known[wanted]
         if not dry_run:
             self._cordon_all(row.name, cordoned)
-        same = _instead_of(row, known.values())
+        same = substitutes(row, known.values())
         return CordonChange(
             self.title,
             row.name,
@@ -181,7 +181,7 @@ class FrontendSource:
             if wanted in rows and not dry_run:
                 client.remove_worker(row.name)
         change = self._change(row.name, "removed", row, applied=not dry_run)
-        same = _instead_of(row, every.values())
+        same = substitutes(row, every.values())
         return msgspec.structs.replace(change, running=running, same=len(same))
 
     def _change(

@@ -14,7 +14,7 @@ import pytest
 
 from dynctl.documents.workers import WorkerRow
 from dynctl.simulation.demo.fleet import DemoFleet
-from dynctl.sources.frontend.source import _instead_of
+from dynctl.sources.frontend.source import substitutes
 from tests.forks import forked_demos
 from tests.ports import free_port
 
@@ -371,7 +371,7 @@ def test_other_workers_are_those_of_the_domain_that_the_sentence_names(
         row("d", {"zone": "z1"}, "unavailable"),
     ]
     worker = row("x", domains)
-    assert [one.name for one in _instead_of(worker, [worker, *rows])] == names
+    assert [one.name for one in substitutes(worker, [worker, *rows])] == names
 
 
 @pytest.mark.parametrize(
