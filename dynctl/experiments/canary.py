@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
@@ -106,6 +106,10 @@ class Reply:
         return f"{self.status} {self.problem}".rstrip()
 
 
+EventReader = Callable[[Reply], Awaitable[bool]]
+"""Gets what came so far at each event of a stream; True: the rest is not read."""
+
+
 @dataclass(frozen=True, slots=True)
 class Expectation:
     """What a dynctl frontend's router expected of a request: ``worker`` reuses ``tokens``."""
@@ -147,6 +151,38 @@ class Chat:
             body["nvext"] = {"extra_fields": ["worker_id"]}
         body.update(self.fields)
         return body
+
+
+class HeldStream:
+    """A stream that runs while other requests are sent.
+
+    ``reply``: what came so far; None before the first event. ``task``: reads it to its end.
+    """
+
+    def __init__(self, read: Callable[[EventReader], Coroutine[Any, Any, Reply]]) -> None:
+        self.reply: Reply | None = None
+        self._began = asyncio.Event()
+        self.task = asyncio.create_task(read(self._note))
+        self.task.add_done_callback(lambda _: self._began.set())
+
+    async def begin(self) -> None:
+        """Wait for its first event, or its end."""
+        await self._began.wait()
+
+    @property
+    def running(self) -> bool:
+        """Whether it began and did not end."""
+        return self.reply is not None and not self.task.done()
+
+    async def close(self) -> None:
+        """End it, if it still runs."""
+        self.task.cancel()
+        await asyncio.wait([self.task])
+
+    async def _note(self, reply: Reply) -> bool:
+        self.reply = reply
+        self._began.set()
+        return False
 
 
 class CanaryClient:
@@ -261,13 +297,26 @@ class CanaryClient:
         self.budget.take(chat.tokens)
         seen: list[T] = []
 
-        async def stop() -> bool:
+        async def stop(_: Reply) -> bool:
             seen.append(await meanwhile())
             return True
 
         async with self._at_once:
             await self._stream(chat, stop)
         return seen[0] if seen else None
+
+    async def hold_stream(self, chat: Chat) -> HeldStream:
+        """A stream that goes on while others are sent; returned at its first event, or its end. It
+        is one of the requests at a time until it ends; its caller closes it. Raises BudgetSpent."""
+        self.budget.take(chat.tokens)
+
+        async def read(note: EventReader) -> Reply:
+            async with self._at_once:
+                return await self._stream(chat, note)
+
+        held = HeldStream(read)
+        await held.begin()
+        return held
 
     async def _read(
         self,
@@ -298,10 +347,8 @@ class CanaryClient:
         decision = response.headers.get(_DECISION, "")
         return Reply(200, seconds=seconds, decision=decision), whole
 
-    async def _stream(
-        self, chat: Chat, at_first: Callable[[], Awaitable[bool]] | None = None
-    ) -> Reply:
-        """``at_first``: called at the first event; True: the rest is not read."""
+    async def _stream(self, chat: Chat, at_event: EventReader | None = None) -> Reply:
+        """``at_event``: gets what came so far at each event; True: the rest is not read."""
         started = time.monotonic()
         events: list[float] = []
         reply = Reply(200)
@@ -322,11 +369,11 @@ class CanaryClient:
                         done = True
                         continue
                     event = _json(text)
+                    reply = _with_fields(reply, event)
                     if event.get("choices"):
                         events.append(time.monotonic() - started)
-                        if at_first is not None and await at_first():
+                        if at_event is not None and await at_event(reply):
                             break
-                    reply = _with_fields(reply, event)
         except TimeoutError:
             return Reply(0, f"the stream did not end within {self._timeout:g} s")
         except httpx.HTTPError as error:
