@@ -1,4 +1,4 @@
-"""What the operator of a dynctl frontend reads of its fleet."""
+"""What the operator of a dynctl frontend reads and changes of its fleet."""
 
 from __future__ import annotations
 
@@ -28,6 +28,11 @@ class FleetFacts:
         """The worker with an id that a reply names."""
         return next((row for row in self.workers if row.worker_id == worker_id), None)
 
+    @property
+    def active_requests(self) -> int:
+        """The requests that the router counts on all workers."""
+        return sum(rank.active_requests for row in self.workers for rank in row.ranks)
+
     def answering(self) -> list[WorkerRow]:
         """The workers that may generate answers: all but those of prefill alone."""
         return [row for row in self.workers if row.role != Role.PREFILL and row.gets_requests]
@@ -40,8 +45,16 @@ class Operator:
         self.client = client
 
     async def call(self, method: Callable[[], T]) -> T:
-        """Run a call in a thread. Raises DynctlError."""
-        return await asyncio.to_thread(method)
+        """Run a call in a thread. Raises DynctlError.
+
+        Where it is cancelled it first waits for the call's end, so that its effect is known.
+        """
+        call = asyncio.ensure_future(asyncio.to_thread(method))
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            await asyncio.wait([call])
+            raise
 
     async def fleet(self, model: str) -> FleetFacts | None:
         """The workers of a model; None where the server does not show them."""

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
 from dynctl.documents.trial import Spent, TrialReport
 from dynctl.experiments.canary import MOST_AT_ONCE, Budget, BudgetSpent, CanaryClient, Chat
+from dynctl.experiments.changes import opened_changes
 from dynctl.experiments.groups.all import GROUPS, NOT_TESTED
 from dynctl.experiments.groups.group import Bench, Group, Subject
 from dynctl.experiments.operator import Operator
@@ -34,6 +35,8 @@ class TrialOptions:
     ``timeout``: seconds for each response, ``duration`` for the whole test, ``settle`` between a
     request and its repeat. ``only``: words of groups, all where it is empty. ``seed`` None:
     a random one. ``model_path``: a tokenizer directory with which counts of tokens are compared.
+    ``changes``: allow those that the test puts back. ``state``: the directory of their journal,
+    None: the user's.
     """
 
     url: str
@@ -48,6 +51,8 @@ class TrialOptions:
     seed: int | None = None
     model_path: Path | None = None
     suppressed: Suppressions = NOTHING
+    changes: bool = False
+    state: Path | None = None
 
 
 def chosen_groups(only: Sequence[str]) -> list[Group[Any]]:
@@ -64,9 +69,12 @@ def announcement(wanted: TrialOptions) -> str:
     groups = chosen_groups(wanted.only)
     requests = min(wanted.requests, 1 + sum(group.requests for group in groups))
     generated = 1 + sum(group.generated for group in groups)
+    changed = "nothing is changed"
+    if wanted.changes:
+        changed = "a threshold is set to 0 and a worker is cordoned for some seconds, then put back"
     return (
         f"test: at most {requests:,} requests and {generated:,} generated tokens in "
-        f"{wanted.duration:g} s, {MOST_AT_ONCE} at a time, to {wanted.url}; nothing is changed"
+        f"{wanted.duration:g} s, {MOST_AT_ONCE} at a time, to {wanted.url}; {changed}"
     )
 
 
@@ -81,10 +89,15 @@ async def run_trial(wanted: TrialOptions, say: Callable[[str], object] = str) ->
     budget = Budget(
         wanted.requests, 1 + sum(group.generated for group in groups), started + wanted.duration
     )
-    async with CanaryClient(wanted.url, wanted.timeout, budget, wanted.key, wanted.token) as client:
-        operator = Operator(FrontendClient(wanted.url, wanted.token, wanted.timeout))
+    operator = Operator(FrontendClient(wanted.url, wanted.token, wanted.timeout))
+    async with (
+        CanaryClient(wanted.url, wanted.timeout, budget, wanted.key, wanted.token) as client,
+        opened_changes(operator, allowed=wanted.changes, state=wanted.state) as changes,
+    ):
         subject = await _subject(client, operator, wanted)
-        bench = Bench(client, Prompts(seed), subject, wanted.settle, asyncio.sleep)
+        bench = Bench(
+            client, Prompts(seed), subject, wanted.settle, asyncio.sleep, operator, changes
+        )
         sections: list[Section] = []
         for group in groups:
             say(group.section)
@@ -92,7 +105,7 @@ async def run_trial(wanted: TrialOptions, say: Callable[[str], object] = str) ->
     seconds = time.monotonic() - started
     spent = Spent(budget.sent, budget.prompt_tokens, budget.generated, round(seconds, 2))
     return TrialReport(
-        [f"{client.url}, model {subject.model}: {spent}"],
+        [f"{client.url}, model {subject.model}: {spent}", *changes.lines()],
         sections,
         summarize(sections),
         list(NOT_TESTED),

@@ -21,7 +21,7 @@ def prove(
             "--only",
             metavar="GROUP",
             help="Only this group (repeatable): names, tokens, streams, reuse, index, isolation,"
-            " topology, limits.",
+            " topology, load, limits, change.",
         ),
     ] = None,
     model: Annotated[
@@ -54,19 +54,29 @@ def prove(
         int | None,
         typer.Option("--seed", metavar="N", min=0, help="Seed of the prompts. [default: random]"),
     ] = None,
+    allow_changes: Annotated[
+        bool,
+        typer.Option(
+            "--allow-changes",
+            help="Also lower a threshold and cordon a worker of a dynctl frontend, for some"
+            " seconds each.",
+        ),
+    ] = False,
     fail_on: FailOn = "fail",
     suppress: Suppress = None,
 ) -> int:
     """Test an OpenAI server by requests, from the names of models to the limits of bodies.
 
     The server may be a frontend of any router, a gateway or one engine. The requests have the user
-    dynctl-test and random prompts, and change nothing but the contents of caches. Exit code 0: no
-    check failed, 1: a check failed, 3: the server does not answer.
+    dynctl-test and random prompts, and change nothing but the contents of caches. What
+    --allow-changes changes is put back; after a kill, the next test with it does so. Exit code 0:
+    no check failed, 1: a check failed, 3: the server does not answer.
     """
     import asyncio
     import os
 
     from dynctl.base.errors import ExitCode
+    from dynctl.base.signals import sigterm_like_ctrl_c
     from dynctl.experiments.trial import TrialOptions, announcement, run_trial
     from dynctl.findings.catalogue import all_codes
     from dynctl.findings.suppression import Suppressions
@@ -87,9 +97,10 @@ def prove(
         seed=seed,
         model_path=model_path,
         suppressed=Suppressions.parse(suppress or (), all_codes()),
+        changes=allow_changes,
     )
     talk(announcement(wanted))
-    with progress(options) as bar:
+    with sigterm_like_ctrl_c(), progress(options) as bar:
         report = asyncio.run(run_trial(wanted, bar.pulse))
     emit(report, options)
     return ExitCode.YES if report.passes(fail_on) else ExitCode.NO

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from dynctl.experiments.canary import CanaryClient, Chat, Reply
-from dynctl.experiments.operator import FleetFacts
+from dynctl.experiments.changes import Changes
+from dynctl.experiments.operator import FleetFacts, Operator
 from dynctl.experiments.prompts import Prompts
 from dynctl.findings.runner import Check, Skipped
 
@@ -43,7 +44,9 @@ class Bench:
     """What a group works with.
 
     ``settle_s``: seconds from a request to the next that must find its blocks: an index learns of
-    them from events, which take some 100 ms. ``pause``: waits so many seconds.
+    them from events, which take some 100 ms. ``pause``: waits so many seconds. ``operator``: what
+    the fleet shows beside the replies. ``changes``: those that the user
+    allows, and what an earlier test left.
     """
 
     client: CanaryClient
@@ -51,11 +54,19 @@ class Bench:
     subject: Subject
     settle_s: float
     pause: Callable[[float], Awaitable[None]]
+    operator: Operator
+    changes: Changes
 
     def chat(self, *turns: str, **fields: Any) -> Chat:
         """A canary of one generated token to the model, which asks for the names of workers."""
         subject = self.subject
         return Chat(subject.model, turns, fields=fields, workers=subject.names_workers)
+
+
+NO_NAMES: Final = Skipped(
+    "replies do not name workers: nvext worker_id of a dynctl or Dynamo frontend"
+)
+NO_CHANGES: Final = Skipped("changes the frontend for some seconds: --allow-changes")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Final
 from dynctl.base.quantities import percent
 from dynctl.documents.workers import WorkerRow
 from dynctl.experiments.canary import Reply
-from dynctl.experiments.groups.group import Bench, Group, refusal
+from dynctl.experiments.groups.group import NO_NAMES, Bench, Group, refusal
 from dynctl.experiments.operator import UNREADABLE, FleetFacts
 from dynctl.experiments.shares import share_interval
 from dynctl.findings.runner import Check, Found, Outcome, Passed, Skipped, Wrong, found
@@ -83,9 +83,7 @@ async def _gather(bench: Bench) -> TopologyFacts:
 
 def _untestable(bench: Bench, fleet: FleetFacts | None) -> Skipped | None:
     if not bench.subject.names_workers:
-        return Skipped(
-            "replies do not name workers: nvext worker_id of a dynctl or Dynamo frontend"
-        )
+        return NO_NAMES
     if fleet is None:
         return Skipped(f"the workers' domains are unknown: {UNREADABLE}")
     if not _prefill_workers(fleet):

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import sys
 from itertools import cycle
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
+from aiohttp import web
 
+from dynctl.base.errors import UsageProblem
+from dynctl.experiments.groups import change
+from dynctl.experiments.journal import Change, Journal
 from dynctl.experiments.shares import at_most_by_chance, share_interval
 from dynctl.findings.report import State
-from router_core import RouterConfig
-from tests.dynctl.experiments.faulty_proxy import Body, Fault, faulty_proxy
+from router_core import RouterConfig, ThresholdsSet
+from tests.dynctl.experiments.faulty_proxy import Body, Fault, error, faulty_proxy, first_text
 from tests.dynctl.experiments.test_trial import result_of, states, wrong
-from tests.dynctl.serving.fleets import Site, site
+from tests.dynctl.serving.fleets import Site, site, until
 
 
 def worker(name: str, role: str, zone: str, **policy: Any) -> dict[str, Any]:
@@ -49,6 +59,11 @@ class NamesDecode(Fault):
         workers = document.get("nvext", {}).get("worker_id", {})
         if workers.get("prefill_worker_id") in self._other and next(self._turns):
             workers["decode_worker_id"] = self._other[workers["prefill_worker_id"]]
+
+
+def journals(folder: Path) -> list[Path]:
+    """What tests have not put back."""
+    return list(folder.glob("*.json"))
 
 
 def messages(report: Any) -> dict[str, str]:
@@ -127,3 +142,229 @@ def test_an_interval_holds_the_share_and_chance_adds_up():
     assert share_interval(0, 0) == (0.0, 1.0)
     assert at_most_by_chance(0, 4, 0.5) == 0.0625
     assert at_most_by_chance(4, 4, 0.5) == 1.0
+
+
+# -- load ------------------------------------------------------------------------------------------
+
+SLOW = {"speedup_ratio": 0.5, "max_model_len": 2048}
+
+
+def engines(number: int, **settings: Any) -> list[dict[str, Any]]:
+    return [{"name": f"e{place}", **SLOW, **settings} for place in range(number)]
+
+
+async def test_busy_workers_are_passed_over():
+    async with site(engines(3)) as fleet:
+        report = await result_of(fleet.frontend.url, only=("load",))
+    assert states(report) == {"DYE0801": State.PASS, "DYE0802": State.SKIP}
+    assert messages(report)["DYE0801"].startswith("0 of ")
+    assert "--allow-changes" in messages(report)["DYE0802"]
+
+
+async def test_a_router_that_ignores_load_is_found():
+    router = RouterConfig(router_mode="round-robin")
+    async with site(engines(3), router=router) as fleet:
+        report = await result_of(fleet.frontend.url, only=("load",))
+    assert wrong(report) == {"DYE0801"}
+
+
+async def test_one_worker_has_no_load_to_compare():
+    async with site(engines(1)) as fleet:
+        report = await result_of(fleet.frontend.url, only=("load",))
+    assert messages(report)["DYE0801"] == "one worker answers: no other can be chosen"
+
+
+@pytest.mark.parametrize("number", [2, 6])
+async def test_a_threshold_acts_and_is_put_back(number: int, tmp_path: Path):
+    async with site(engines(number)) as fleet:
+        url = fleet.frontend.url
+        report = await result_of(url, only=("load",), changes=True, state=tmp_path)
+        held = fleet.service.router.busy.thresholds("demo")
+    assert states(report)["DYE0802"] is State.PASS
+    assert ("refused: 529" in messages(report)["DYE0802"]) == (number == 2)
+    assert held.active_decode_blocks_threshold is None
+    assert not journals(tmp_path)
+
+
+class AnswersAsBusy(Fault):
+    """Requests that were refused as all workers are busy are answered all the same."""
+
+    def __init__(self, fleet: Site) -> None:
+        super().__init__()
+        self._fleet = fleet
+
+    def request(self, body: Body) -> web.Response | None:
+        busy = self._fleet.service.router.busy
+        if body.get("stream") or busy.thresholds("demo").active_decode_blocks_threshold is None:
+            return None
+        first = next(iter(self._fleet.service.router.registry)).worker_id
+        named = {"prefill_worker_id": first, "decode_worker_id": first}
+        return web.json_response({"choices": [], "usage": {}, "nvext": {"worker_id": named}})
+
+
+async def test_a_threshold_without_effect_is_found(tmp_path: Path):
+    async with (
+        site(engines(1)) as fleet,
+        faulty_proxy(fleet.frontend.url, AnswersAsBusy(fleet)) as url,
+    ):
+        report = await result_of(url, only=("load",), changes=True, state=tmp_path)
+    assert wrong(report) == {"DYE0802"}
+
+
+# -- change ----------------------------------------------------------------------------------------
+
+
+async def test_a_worker_is_cordoned_drains_and_returns(tmp_path: Path):
+    async with site(engines(2)) as fleet:
+        url = fleet.frontend.url
+        report = await result_of(url, only=("change",), changes=True, state=tmp_path)
+        cordoned = dict(fleet.service.membership.cordoned)
+    assert set(states(report).values()) == {State.PASS}, messages(report)
+    assert "a stream that ran on it" in messages(report)["DYE1002"]
+    assert not cordoned
+    assert not journals(tmp_path)
+
+
+async def test_nothing_changes_where_the_fleet_would_be_left_without_a_worker(tmp_path: Path):
+    async with site([*engines(1), {"name": "other", "model": "second"}]) as fleet:
+        url = fleet.frontend.url
+        report = await result_of(url, only=("change",), changes=True, state=tmp_path, model="demo")
+    assert states(report)["DYE1001"] is State.SKIP
+    assert "left without a worker" in messages(report)["DYE1001"]
+
+
+class WhileCordoned(Fault):
+    """A fault that begins with the cordon of a worker."""
+
+    def __init__(self, fleet: Site) -> None:
+        super().__init__()
+        self.fleet = fleet
+        self.begun = False
+
+    def request(self, body: Body) -> web.Response | None:
+        self.begun = self.begun or bool(self.fleet.service.membership.cordoned)
+        return self.after(body) if self.begun else None
+
+    def after(self, body: Body) -> web.Response | None:
+        raise NotImplementedError
+
+
+class SendsToCordoned(WhileCordoned):
+    def after(self, body: Body) -> web.Response | None:
+        return None
+
+    def answer(self, document: Body) -> None:
+        cordoned = next(iter(self.fleet.service.membership.cordoned), None)
+        if cordoned is not None:
+            row = self.fleet.service.router.registry.by_name(cordoned)
+            document["nvext"]["worker_id"]["decode_worker_id"] = row.worker_id
+
+
+class Loses(WhileCordoned):
+    def after(self, body: Body) -> web.Response | None:
+        return error(503, "no worker is ready") if next(self.number) % 3 == 0 else None
+
+
+class ForgetsCaches(WhileCordoned):
+    def after(self, body: Body) -> web.Response | None:
+        first_text(body, lambda text: f"{uuid4()} {text}")
+        return None
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [(SendsToCordoned, "DYE1001"), (Loses, "DYE1002"), (ForgetsCaches, "DYE1004")],
+)
+async def test_what_goes_wrong_during_a_cordon_is_found(
+    fault: type[WhileCordoned], code: str, tmp_path: Path
+):
+    async with site(engines(2)) as fleet:
+        async with faulty_proxy(fleet.frontend.url, fault(fleet)) as url:
+            report = await result_of(url, only=("change",), changes=True, state=tmp_path)
+        assert not fleet.service.membership.cordoned
+    assert wrong(report) == {code}
+
+
+async def test_a_request_that_does_not_end_keeps_a_worker_from_draining(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(change, "_DRAINED_S", 1.0)
+    async with site(engines(2, speedup_ratio=0.2)) as fleet:
+        running = [
+            asyncio.create_task(fleet.chat(f"{name} " * 40, max_tokens=1500, ignore_eos=True))
+            for name in ("one", "two", "three", "four")
+        ]
+        await until(lambda: all(row[0] for row in fleet.load().values()))
+        url = fleet.frontend.url
+        report = await result_of(url, only=("change",), changes=True, state=tmp_path)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+    assert wrong(report) - {"DYE1004"} == {"DYE1003"}
+
+
+async def test_two_tests_do_not_change_one_server(tmp_path: Path):
+    async with site(engines(2)) as fleet:
+        other = Journal(fleet.frontend.url, tmp_path)
+        other.open()
+        with pytest.raises(UsageProblem, match="another test changes"):
+            await result_of(fleet.frontend.url, changes=True, state=tmp_path)
+        other.close()
+
+
+# -- what a test leaves ----------------------------------------------------------------------------
+
+
+async def start_test(url: str, state: Path) -> asyncio.subprocess.Process:
+    """A test by the command line that changes a frontend."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "dynctl", "test", url, "--only", "change", "--allow-changes"),
+        env={**os.environ, "XDG_STATE_HOME": str(state)},
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+async def test_an_interrupted_test_is_put_back(number: signal.Signals, tmp_path: Path):
+    """At once by Ctrl-C and SIGTERM; after SIGKILL by the next test, which reports it."""
+    async with site(engines(2)) as fleet:
+        url, cordoned = fleet.frontend.url, fleet.service.membership.cordoned
+        process = await start_test(url, tmp_path)
+        await until(lambda: bool(cordoned), 30)
+        process.send_signal(number)
+        assert await process.wait() != 0
+        killed = number is signal.SIGKILL
+        assert bool(cordoned) is killed
+        assert bool(journals(tmp_path / "dynctl")) is killed
+        state = tmp_path / "dynctl"
+        if killed:
+            report = await result_of(url, only=("change",), state=state)
+            assert wrong(report) == {"DYE1005"}
+            assert cordoned
+        report = await result_of(url, only=("limits",), state=state, changes=True)
+        assert not cordoned
+        assert (len(report.sources) == 2) is killed
+        assert not killed or "put back after an earlier test: cordon" in report.sources[1]
+
+
+async def test_a_value_that_somebody_changed_since_stays(tmp_path: Path):
+    async with site(engines(2)) as fleet:
+        url, busy = fleet.frontend.url, fleet.service.router.busy
+        name = "active_decode_blocks_threshold"
+        journal = Journal(url, tmp_path)
+        journal.open()
+        journal.add(Change("thresholds", "demo", {name: 0.5}, {name: 0.0}, 0.0))
+        journal.add(Change("cordon", "gone", {"cordoned": False}, {"cordoned": True}, 0.0))
+        journal.close()
+        fleet.service.apply(ThresholdsSet("demo", {name: 0.7}))
+        await result_of(url, only=("change",), changes=True, state=tmp_path)
+        assert busy.thresholds("demo").active_decode_blocks_threshold == 0.7
+    assert not journals(tmp_path)
+
+
+def test_a_journal_that_is_not_one_is_named(tmp_path: Path):
+    journal = Journal("http://127.0.0.1:1", tmp_path)
+    journal.path.write_text("{}")
+    with pytest.raises(UsageProblem, match="not a list of changes"):
+        journal.left()

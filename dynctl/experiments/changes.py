@@ -1,0 +1,128 @@
+"""Changes of a dynctl frontend that a test makes, and puts back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from dynctl.base.errors import DynctlError, UsageProblem
+from dynctl.documents.thresholds import ThresholdValues
+from dynctl.documents.workers import WorkerRow
+from dynctl.experiments.journal import Change, Journal, Values
+from dynctl.experiments.operator import Operator
+
+_NOTE: Final = "dynctl test lowers it for some seconds"
+_NOT_ALLOWED: Final = "--allow-changes is not set"
+
+
+@asynccontextmanager
+async def opened_changes(
+    operator: Operator, *, allowed: bool, state: Path | None
+) -> AsyncIterator[Changes]:
+    """The changes of a server by tests. ``allowed``: what an earlier test left is put back at
+    once, and no other test changes the server meanwhile. Raises UsageProblem."""
+    journal = Journal(operator.client.url, state)
+    changes = Changes(operator, journal, allowed=allowed)
+    try:
+        if allowed:
+            journal.open()
+            await changes.mend()
+        else:
+            left = () if journal.in_use() else journal.left()
+            changes.left = [(change, _NOT_ALLOWED) for change in left]
+        yield changes
+    finally:
+        journal.close()
+
+
+class Changes:
+    """Makes changes, if ``allowed``; each is in the journal before it is made.
+
+    ``mended``: what an earlier test left and is put back; ``left``: what is not, with the reason.
+    """
+
+    def __init__(self, operator: Operator, journal: Journal, *, allowed: bool) -> None:
+        self.allowed = allowed
+        self.mended: list[Change] = []
+        self.left: list[tuple[Change, str]] = []
+        self._operator = operator
+        self._journal = journal
+        operator.client.note = _NOTE
+
+    @asynccontextmanager
+    async def cordoned(self, worker: WorkerRow) -> AsyncIterator[None]:
+        """A worker without new requests. Raises DynctlError."""
+        change = Change("cordon", worker.name, {"cordoned": False}, {"cordoned": True}, time.time())
+        async with self._made(change):
+            yield
+
+    @asynccontextmanager
+    async def thresholds(self, model: str, values: ThresholdValues) -> AsyncIterator[None]:
+        """Busy thresholds of a model with other values. Raises DynctlError."""
+        held = await self._operator.call(self._operator.client.thresholds)
+        if model not in held:
+            raise UsageProblem(f"the frontend has no thresholds of model {model}")
+        before: Values = {name: held[model].get(name) for name in values}
+        async with self._made(Change("thresholds", model, before, dict(values), time.time())):
+            yield
+
+    @asynccontextmanager
+    async def _made(self, change: Change) -> AsyncIterator[None]:
+        self._journal.add(change)
+        try:
+            await self._operator.call(lambda: self._set(change, change.after))
+            yield
+        finally:
+            await self.put_back(change)
+
+    async def put_back(self, change: Change) -> None:
+        """Set the former values, and forget the change. A value that differs from what the test
+        set was changed by others since, and stays. Raises DynctlError; then it is not forgotten."""
+        await self._operator.call(lambda: self._restore(change))
+        self._journal.remove(change)
+
+    def lines(self) -> list[str]:
+        """What an earlier test left, one line each."""
+        lines = [f"put back after an earlier test: {change}" for change in self.mended]
+        return lines + [f"left by an earlier test: {change} ({why})" for change, why in self.left]
+
+    async def mend(self) -> None:
+        """Put back what an earlier test left."""
+        for change in self._journal.left():
+            try:
+                await self.put_back(change)
+                self.mended.append(change)
+            except DynctlError as error:
+                self.left.append((change, error.message))
+
+    def _restore(self, change: Change) -> None:
+        present = self._present(change)
+        if present is None:
+            return
+        changed = {
+            name: value
+            for name, value in change.before.items()
+            if present.get(name) == change.after[name] and value != change.after[name]
+        }
+        if changed:
+            self._set(change, changed)
+
+    def _present(self, change: Change) -> Values | None:
+        """The values now; None where the worker or model is gone."""
+        client = self._operator.client
+        if change.kind == "cordon":
+            rows: Sequence[WorkerRow] = client.workers()
+            row = next((row for row in rows if row.name == change.name), None)
+            return None if row is None else {"cordoned": row.cordoned}
+        held = client.thresholds().get(change.name)
+        return None if held is None else dict(held)
+
+    def _set(self, change: Change, values: Values) -> None:
+        client = self._operator.client
+        if change.kind == "cordon":
+            client.cordon(change.name, cordoned=bool(values["cordoned"]))
+        else:
+            client.set_thresholds(change.name, values)

@@ -1,0 +1,277 @@
+"""Group "load": a busy worker is passed over, and busy thresholds act."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Final
+
+from dynctl.base.errors import DynctlError
+from dynctl.documents.workers import WorkerRow
+from dynctl.experiments.canary import Chat, HeldStream, Reply
+from dynctl.experiments.groups.group import NO_CHANGES, NO_NAMES, Bench, Group, refusal
+from dynctl.experiments.operator import UNREADABLE, FleetFacts
+from dynctl.experiments.shares import at_most_by_chance
+from dynctl.findings.runner import Check, Outcome, Passed, Skipped, Wrong, found
+from dynctl.planning.domain_capacity import derive_constraints
+from router_core import Role
+
+_HELD: Final = 3
+"""Streams that run at a time; the fourth request in flight is the one that is judged."""
+_HELD_TOKENS: Final = 128
+_HELD_WORDS: Final = 200
+_SCOUTS: Final = 8
+"""Requests that find workers where the server does not list them."""
+_PROBES: Final = 16
+_LIMIT_PROBES: Final = 8
+_WORDS: Final = 24
+_LEAST_EVIDENCE: Final = 0.05
+"""A result that chance alone brings about more often shows nothing."""
+_BUSY_S: Final = 2.0
+_STEP_S: Final = 0.1
+_REFUSED: Final = frozenset({503, 529})
+_THRESHOLD: Final = "active_decode_blocks_threshold"
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A request that was sent while streams ran at the workers ``busy``, before and after it."""
+
+    reply: Reply
+    busy: frozenset[int]
+
+    @property
+    def at_busy(self) -> bool:
+        return self.reply.decode in self.busy
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """``workers``: how many could have answered the probes."""
+
+    probes: Sequence[Probe]
+    workers: int
+
+    @property
+    def chance(self) -> float:
+        """The share of probes that a choice without regard to load sends to busy workers."""
+        if not self.probes:
+            return 0.0
+        return sum(len(probe.busy) for probe in self.probes) / len(self.probes) / self.workers
+
+
+@dataclass(frozen=True, slots=True)
+class Limited:
+    """With a threshold of 0: ``held``, the workers with a stream, and the requests sent meanwhile.
+
+    ``busy``: the frontend showed these workers as busy. ``after``: a request with the former value.
+    """
+
+    held: frozenset[int]
+    workers: int
+    busy: bool
+    probes: Sequence[Probe] = ()
+    after: Reply | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFacts:
+    model: str
+    passed_over: PassedOver | Skipped
+    limited: Limited | Skipped
+
+
+async def _gather(bench: Bench) -> LoadFacts:
+    passed_over = await _pass_over(bench)
+    limited = await _limit(bench)
+    return LoadFacts(bench.subject.model, passed_over, limited)
+
+
+# -- a busy worker ---------------------------------------------------------------------------------
+
+
+async def _pass_over(bench: Bench) -> PassedOver | Skipped:
+    skipped = _unnamed(bench)
+    workers = 0 if skipped is not None else await _count_workers(bench)
+    if isinstance(workers, Skipped):
+        return workers
+    if skipped is not None or workers < 2:
+        return skipped or Skipped("one worker answers: no other can be chosen")
+    async with _held(bench, min(_HELD, workers - 1)) as streams:
+        return PassedOver(await _probe(bench, streams, _PROBES), workers)
+
+
+def _unnamed(bench: Bench) -> Skipped | None:
+    return None if bench.subject.names_workers else NO_NAMES
+
+
+async def _count_workers(bench: Bench) -> int | Skipped:
+    """The number of workers between which load decides, or why it is not known."""
+    fleet = bench.subject.fleet
+    if fleet is not None:
+        if _is_bound(fleet):
+            return Skipped("hand-offs are bound to domains (DYE0701), which leave load no choice")
+        if (await _now(bench, fleet)).active_requests:
+            return Skipped("other requests run in this fleet: their load may decide")
+        return len(fleet.answering())
+    scouts = [
+        await bench.client.chat(bench.chat(bench.prompts.fresh(_WORDS))) for _ in range(_SCOUTS)
+    ]
+    if any(reply.prefill != reply.decode for reply in scouts if reply.answered):
+        return Skipped(f"the domains of prefill and decode workers are unknown: {UNREADABLE}")
+    return len({reply.decode for reply in scouts if reply.decode is not None})
+
+
+def _is_bound(fleet: FleetFacts) -> bool:
+    """Whether a policy restricts the hand-offs of a prefill worker."""
+    rows = [row for row in fleet.workers if row.role == Role.PREFILL]
+    derived = [derive_constraints(row, fleet.policy) for row in rows]
+    return any(isinstance(item, str) or item.constraints for item in derived)
+
+
+async def _now(bench: Bench, fleet: FleetFacts) -> FleetFacts:
+    """The fleet with its present load; ``fleet`` where it cannot be read."""
+    return await bench.operator.fleet(bench.subject.model) or fleet
+
+
+@asynccontextmanager
+async def _held(bench: Bench, number: int) -> AsyncIterator[list[HeldStream]]:
+    """Streams that run, at most ``number``; they are ended afterwards."""
+    streams: list[HeldStream] = []
+    exactly = True
+    try:
+        while len(streams) < number + (not exactly):
+            chat = bench.chat(bench.prompts.fresh(_HELD_WORDS))
+            chat = replace(chat, tokens=_HELD_TOKENS, stream=True, exactly=exactly)
+            streams.append(await bench.client.hold_stream(chat))
+            exactly = exactly and not _is_refused(streams[-1])
+        yield streams
+    finally:
+        for stream in streams:
+            await stream.close()
+
+
+def _is_refused(stream: HeldStream) -> bool:
+    """Whether the server refuses the fields with which an engine goes on."""
+    task = stream.task
+    return task.done() and not task.cancelled() and task.result().status in (400, 422)
+
+
+async def _probe(bench: Bench, streams: Sequence[HeldStream], number: int) -> list[Probe]:
+    """Send new prompts one after the other, as long as a stream runs."""
+    probes: list[Probe] = []
+    while len(probes) < number and (busy := _busy(streams)):
+        chat: Chat = bench.chat(bench.prompts.fresh(_WORDS))
+        reply = await bench.client.chat(chat)
+        busy &= _busy(streams)
+        if busy:
+            probes.append(Probe(reply, busy))
+    return probes
+
+
+def _busy(streams: Sequence[HeldStream]) -> frozenset[int]:
+    """The workers of the streams that run now."""
+    replies = [stream.reply for stream in streams if stream.running]
+    return frozenset(
+        reply.decode for reply in replies if reply is not None and reply.decode is not None
+    )
+
+
+def _passes_over(facts: LoadFacts) -> Outcome:
+    passed = facts.passed_over
+    if isinstance(passed, Skipped):
+        return passed
+    if not passed.probes:
+        return Skipped(f"streams of {_HELD_TOKENS} tokens end before another request is answered")
+    if refused := refusal([probe.reply for probe in passed.probes]):
+        return refused
+    number, chance = len(passed.probes), passed.chance
+    hits = sum(probe.at_busy for probe in passed.probes)
+    if hits >= max(2.0, number * chance / 2):
+        return Wrong(
+            (found(facts.model, hits=str(hits), probes=str(number), workers=str(passed.workers)),)
+        )
+    if at_most_by_chance(hits, number, chance) > _LEAST_EVIDENCE:
+        return Skipped(f"{hits} of {number} requests went to busy workers: chance explains it")
+    return Passed(f"{hits} of {number} requests went to a busy one of {passed.workers} workers")
+
+
+# -- a threshold -----------------------------------------------------------------------------------
+
+
+async def _limit(bench: Bench) -> Limited | Skipped:
+    fleet, changes = bench.subject.fleet, bench.changes
+    if not changes.allowed:
+        return NO_CHANGES
+    if _unnamed(bench) is not None or fleet is None:
+        return Skipped(f"the workers are unknown: {UNREADABLE}")
+    fleet = await _now(bench, fleet)
+    answering = fleet.answering()
+    if any("total_kv_blocks" not in row.runtime_config for row in answering) or not answering:
+        return Skipped(
+            "a worker does not publish total_kv_blocks, of which the threshold is a share"
+        )
+    if fleet.active_requests:
+        return Skipped("other requests run in this fleet, which a threshold of 0 would refuse")
+    model, number = answering[0].model, min(_HELD, len(answering))
+    try:
+        async with _held(bench, number) as streams, changes.thresholds(model, {_THRESHOLD: 0.0}):
+            held = _busy(streams)
+            busy = await _shown_busy(bench, held)
+            probes = await _probe(bench, streams, _LIMIT_PROBES) if busy else []
+    except DynctlError as error:
+        return Skipped(f"the threshold cannot be changed: {error.message}", unread=True)
+    after = await bench.client.chat(bench.chat(bench.prompts.fresh(_WORDS)))
+    return Limited(held, len(answering), busy, probes, after)
+
+
+async def _shown_busy(bench: Bench, held: frozenset[int]) -> bool:
+    """Whether the frontend shows these workers as busy within 2 s."""
+    for _ in range(round(_BUSY_S / _STEP_S)):
+        fleet = await bench.operator.fleet(bench.subject.model)
+        rows: Sequence[WorkerRow] = () if fleet is None else fleet.workers
+        if held and all(row.busy for row in rows if row.worker_id in held):
+            return True
+        await bench.pause(_STEP_S)
+    return False
+
+
+def _acts(facts: LoadFacts) -> Outcome:
+    limited = facts.limited
+    if isinstance(limited, Skipped):
+        return limited
+    if not limited.held:
+        return Skipped(f"streams of {_HELD_TOKENS} tokens end before the threshold is set")
+    if not limited.busy:
+        seen = f"{len(limited.held)} workers with a running request are not busy after 2 s"
+        return Wrong((found(facts.model, seen=seen),))
+    let = [probe for probe in limited.probes if probe.at_busy and probe.reply.answered]
+    if let:
+        seen = f"{len(let)} of {len(limited.probes)} requests went to a busy worker"
+        return Wrong((found(facts.model, seen=seen),))
+    if limited.after is None or not limited.after.answered:
+        return Wrong((found(facts.model, seen=f"with the former value again: {limited.after}"),))
+    refused = [probe for probe in limited.probes if probe.reply.status in _REFUSED]
+    if refused:
+        return Passed(
+            f"{len(refused)} of {len(limited.probes)} requests refused: {refused[0].reply}"
+        )
+    chance = len(limited.held) / limited.workers
+    if at_most_by_chance(0, len(limited.probes), chance) > _LEAST_EVIDENCE:
+        return Skipped(
+            f"no request of {len(limited.probes)} went to a busy worker: chance explains it"
+        )
+    return Passed(
+        f"no request of {len(limited.probes)} went to a busy one of {limited.workers} workers"
+    )
+
+
+LOAD: Final = Group(
+    "load",
+    "load",
+    requests=_SCOUTS + _PROBES + _LIMIT_PROBES + 2 * (_HELD + 1) + 1,
+    generated=_SCOUTS + _PROBES + _LIMIT_PROBES + 2 * (_HELD + 1) * _HELD_TOKENS + 1,
+    gather=_gather,
+    checks=(Check("DYE0801", _passes_over), Check("DYE0802", _acts)),
+)
