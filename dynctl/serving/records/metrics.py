@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import Counter as Tally
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from aiohttp import web
@@ -407,15 +407,14 @@ class Metrics(ServiceObserver):
         by_reason = [((reason,), count) for reason, count in missed.items()]
         yield self._text("dynctl_replica_missed_total", by_reason)
 
-    def _pieces(
-        self, name: str, labels: Sequence[LabelValues], values: Sequence[float]
-    ) -> Iterator[str]:
+    def _pieces(self, name: str, rows: Iterable[tuple[LabelValues, float]]) -> Iterator[str]:
         """The text of a family with a sample for each worker."""
+        # All that changes is read before the first piece.
+        left = list(rows)
         yield self._text(name, ())
         header = len(self.families[name].header())
-        for at in range(0, len(labels), SLICE):
-            rows = zip(labels[at : at + SLICE], values[at : at + SLICE], strict=True)
-            yield self._text(name, rows)[header:]
+        for at in range(0, len(left), SLICE):
+            yield self._text(name, left[at : at + SLICE])[header:]
 
     def _text(self, name: str, rows: Iterable[tuple[LabelValues, float]]) -> str:
         return samples(self.families[name], rows)
@@ -443,10 +442,11 @@ class Metrics(ServiceObserver):
         excused: list[tuple[LabelValues, float]] = [((), self._service.probes_excused)]
         yield self._text("dynctl_probes_excused_total", excused)
         yield from self._replica_samples()
-        yield self._text("dynctl_engine_failures_total", self._service.engine_failures.items())
+        failed = self._service.engine_failures.items()
+        yield from self._pieces("dynctl_engine_failures_total", failed)
         self._service.health(1.0)
         each = {(condition.code, condition.subject): 1.0 for condition in self._service.conditions}
-        yield self._text("dynctl_condition", each.items())
+        yield from self._pieces("dynctl_condition", each.items())
         if self._memory is not None:
             yield self._text("dynctl_decision_memory_bytes", [((), self._memory.size)])
             yield self._text("dynctl_decision_memory_plans", [((), len(self._memory))])
@@ -500,15 +500,15 @@ class Metrics(ServiceObserver):
             (str(worker.worker_id), rank, _WORKER_TYPES[worker.role]) for worker, rank in ranks
         ]
         name = "dynamo_frontend_worker_active_{}"
-        yield from self._pieces(name.format("decode_blocks"), labels, decode)
-        yield from self._pieces(name.format("prefill_tokens"), labels, prefill)
+        yield from self._pieces(name.format("decode_blocks"), zip(labels, decode, strict=True))
+        yield from self._pieces(name.format("prefill_tokens"), zip(labels, prefill, strict=True))
         name = "dynamo_component_router_worker_registered"
-        yield from self._pieces(name, labels, [1.0] * len(ranks))
+        yield from self._pieces(name, ((values, 1.0) for values in labels))
         labels = [(worker.name, rank, worker.role.value) for worker, rank in ranks]
-        yield from self._pieces("dynctl_worker_cached_blocks", labels, cached)
-        yield from self._pieces("dynctl_worker_index_missing", labels, missing)
+        yield from self._pieces("dynctl_worker_cached_blocks", zip(labels, cached, strict=True))
+        yield from self._pieces("dynctl_worker_index_missing", zip(labels, missing, strict=True))
         labels = [(worker.name, str(worker.worker_id), worker.role.value) for worker in workers]
-        yield from self._pieces("dynctl_worker_ready", labels, ready)
+        yield from self._pieces("dynctl_worker_ready", zip(labels, ready, strict=True))
         yield from self._predictions()
         times = self._service.prefill_times.rows
         for place, name in enumerate(
@@ -526,7 +526,7 @@ class Metrics(ServiceObserver):
                 (str(ref.worker_id), str(ref.dp_rank), kind): value
                 for (ref, kind), value in last.items()
             }
-            yield self._text(f"dynamo_frontend_worker_last_{name}", rows.items())
+            yield from self._pieces(f"dynamo_frontend_worker_last_{name}", rows.items())
 
     def _queue(self) -> Iterator[str]:
         """What waits in the router queue; the classes of a model with none are 0."""
@@ -553,10 +553,10 @@ class Metrics(ServiceObserver):
         for row in rows:
             compared[row.worker, row.role, "hit"] = row.hits
             compared[row.worker, row.role, "miss"] = row.requests - row.hits
-        yield self._text("dynctl_worker_predictions_total", compared.items())
+        yield from self._pieces("dynctl_worker_predictions_total", compared.items())
         for name in ("predicted", "reported"):
             values = {(row.worker, row.role): getattr(row, f"{name}_tokens") for row in rows}
-            yield self._text(f"dynctl_worker_{name}_cached_tokens_total", values.items())
+            yield from self._pieces(f"dynctl_worker_{name}_cached_tokens_total", values.items())
 
     def _model(self, record: RequestRecord) -> str:
         # Clients choose the name: an unknown one must not create a series.

@@ -8,6 +8,7 @@ proxy of streams both matter. Tests read the output with the client library's ow
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -17,6 +18,9 @@ from typing import Literal, TypeAlias
 from dynctl.base.terminal import escaped
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+#: A label's value of these characters is written as it is.
+_PLAIN = re.compile(r"[A-Za-z0-9_.:/ -]*")
 
 Kind = Literal["counter", "gauge", "histogram"]
 LabelValues = tuple[str, ...]
@@ -154,5 +158,7 @@ def escape(value: str) -> str:
 
     A line break is the format's own escape; other unsafe characters are escaped by their number.
     """
+    if _PLAIN.fullmatch(value):
+        return value
     lines = [escaped(line, reversible=True) for line in value.split("\n")]
     return "\\n".join(line.replace("\\", "\\\\").replace('"', '\\"') for line in lines)

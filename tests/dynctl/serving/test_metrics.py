@@ -11,6 +11,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
 from dynctl.base.tasks import SLICE
+from dynctl.documents.audit import AuditRow
 from dynctl.serving.records.decision_memory import DecisionMemory
 from dynctl.serving.records.domain_metrics import MAX_VALUES, OTHER, DomainCounters
 from dynctl.serving.records.metrics import Metrics, error_type
@@ -26,6 +27,7 @@ from router_core import (
     ModelRuntimeConfig,
     Role,
     Worker,
+    WorkerWithDpRank,
     constraints,
     hash_prompt,
 )
@@ -442,6 +444,27 @@ def test_the_samples_of_many_workers_come_in_pieces_of_one_moment():
     most = max(piece.count("\n") for piece in pieces if "worker_" in piece)
     assert most <= SLICE
     assert len(pieces) > 6 * (1000 // SLICE)
+
+
+def test_what_requests_left_of_each_worker_comes_in_pieces():
+    made = service(*(worker(number, name=f"w{number}") for number in range(1, 1001)))
+    rows = [AuditRow(f"w{index}", index, "aggregated") for index in range(1, 1001)]
+    metrics = Metrics(made, router_id=7, audit=lambda: rows)
+    for index in range(1, 1001):
+        made.engine_failures[f"w{index}", "reset"] += 1
+        made.set_condition("EVENTS_LOST", f"w{index}", "1 batch is lost")
+        metrics._last_ttft[WorkerWithDpRank(index, 0), "decode"] = 0.5
+    pieces = list(metrics.parts())
+    most = max(piece.count("\n") for piece in pieces)
+    assert most <= SLICE
+    whole = "".join(pieces)
+    for name in (
+        "dynctl_engine_failures_total",
+        "dynctl_worker_reported_cached_tokens_total",
+        "dynamo_frontend_worker_last_time_to_first_token_seconds",
+    ):
+        assert whole.count(f"\n{name}{{") == 1000, name
+        assert whole.count(f"# TYPE {name} ") == 1
 
 
 async def test_the_canary_counts():
