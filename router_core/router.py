@@ -669,11 +669,13 @@ class Router:
         return OK
 
     def _apply_expired(self, change: c.Expired, now: float) -> Applied:
-        slots = {b.slot for b in self.load}
+        busy, slots = self.busy, set()
+        if busy.limits or busy.busy_ranks:
+            slots = {booking.slot for booking in self.load}
         for request_id, stage in self.load.expire(now, self.config.active_request_expiry_secs):
             self._end_learning(request_id, (stage,), now)
         for slot in slots:
-            self.busy.update(slot)
+            busy.update(slot)
         return OK
 
     def _apply_upserted(self, change: c.WorkerUpserted, now: float) -> Applied:

@@ -15,6 +15,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from dynctl.base.errors import AccessDenied, Unreachable, file_problem
+from dynctl.base.tasks import in_turns
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.http.admin import Admin
 from dynctl.serving.http.auth import guarded
@@ -217,7 +218,7 @@ class ServingProcess:
         limit = self.service.router.config.active_request_expiry_secs
         while True:
             await asyncio.sleep(min(_EXPIRY_S, limit / 4))
-            self.service.expire()
+            await in_turns(self.service.expiring())
             await self.service.refresh_health()
             for part in self._parts:
                 part.expire()

@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from dynctl.base.tasks import SLICE, drained
 from dynctl.serving.http import selection as selection_api
 from dynctl.serving.http.errors import error_middleware
 from dynctl.serving.http.selection import SelectionApi
@@ -475,6 +476,27 @@ async def test_a_booking_whose_client_died_expires():
         assert (await client.post("/v1/bookings/alive/first_token")).status == 200
         assert sum(row[0] for row in (await loads(client)).values()) == 1
         assert "dynamo_frontend_disconnected_clients 1" in metrics.render()
+
+
+async def test_bookings_of_open_streams_are_kept_in_steps():
+    async with routing(active_request_expiry_secs=60.0) as (client, service, _, clock):
+        names = [f"r{number}" for number in range(3 * SLICE)]
+        for name in names:
+            body = {"token_ids": TOKENS, "request_id": name}
+            await client.post("/v1/select_and_book", json=body)
+        service.held.update(names)
+        noted: list[str] = []
+        service.add_tap(lambda change, now, applied: noted.append(applied.code))
+        clock.now += 70
+        steps = service.expiring()
+        next(steps)
+        assert noted == ["ok"] * SLICE
+        for name in names:
+            service.held.discard(name)
+            service.free(name)  # it ends meanwhile
+        noted.clear()
+        drained(steps)
+        assert noted == ["ok"]
 
 
 async def test_what_is_known_of_the_clients_of_other_programs():
