@@ -24,8 +24,9 @@ from dynctl.documents.workers import StreamState
 from router_core import Applied, BlocksStored, CacheEvent, Change, Cleared, KvEvent
 
 SLICE_S: Final = 0.0005
-#: With so many values that wait a slice is twice as long, and at most so many times as long.
-_BACKLOG: Final = 128
+#: With so many values that wait a slice is twice as long, and at most so many times as long: a
+#: burst of a thousand events is no backlog, and decisions would wait for it.
+_BACKLOG: Final = 512
 _MOST_SLICES: Final = 10
 #: Seconds of a turn that streams have together.
 STREAMS_S: Final = 0.001

@@ -223,10 +223,10 @@ async def test_a_change_that_raises_does_not_stop_the_rest():
 def test_a_backlog_gets_more_of_a_turn():
     router = router_of("a")
     work = runtime(router, step=0.0005)  # two looks at the clock a slice
-    for number in range(1280):
+    for number in range(9 * 512):
         work.take(stored(1, 1, first=1 + number))
     assert work._slice()
-    assert router.index.block_count(0) == 10  # five slices
+    assert router.index.block_count(0) == 10  # ten slices
     # The others had nothing since then, so their turns are short: one slice.
     assert work._slice()
     assert router.index.block_count(0) <= 10 + 3
