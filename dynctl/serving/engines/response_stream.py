@@ -46,6 +46,9 @@ _WHOLE_BYTES: Final = 5
 _WHOLE_MOST: Final = 8192
 #: The end of a chunk of whole events.
 _ENDS_WHOLE: Final = tuple(end + b"\r\n" for end in WHOLE_EVENTS)
+#: How a response ends, without trailers, and how nearly all streams do.
+_END: Final = b"0\r\n\r\n"
+_DONE_END: Final = b"e\r\ndata: [DONE]\n\n\r\n" + _END
 _WHOLE_BEGIN: Final = re.compile(rb"[0-9a-fA-F]{2,3}\r\n")
 
 
@@ -133,6 +136,7 @@ class EngineStream:
     #: Of a pipe; None: no piece of an event waits.
     _cut: EventCut | None = None
     _started = False
+    _last_chunks = b""
 
     def __init__(
         self,
@@ -218,9 +222,9 @@ class EngineStream:
         returns after how many bytes it wants the next; 0: the other side is full. ``cut`` holds the
         event that is not complete, here and where the caller reads on.
 
-        Returns True at the end; False when there is something for :meth:`readany`: the other side
-        is full, or the last chunks arrived together with the end, so that both can be passed on in
-        one write. Raises UpstreamFailure.
+        Returns True at the end; False when there is something for :meth:`last_chunks` or
+        :meth:`readany`: the last chunks arrived together with the end, so that both can be passed
+        on in one write, or the other side is full. Raises UpstreamFailure.
         """
         if not self.chunked or self._pieces:
             return self.exhausted
@@ -283,7 +287,13 @@ class EngineStream:
             self._end_pipe()
             if written:
                 seen(written)
-        return self.exhausted
+        return self.exhausted and not self._last_chunks
+
+    def last_chunks(self) -> bytes:
+        """After a pipe: the last chunks with their frames, all of whole events up to ``[DONE]``,
+        where they arrived together with the end of the response; else nothing."""
+        chunks, self._last_chunks = self._last_chunks, b""
+        return chunks
 
     def abandon(self, failure: UpstreamFailure) -> None:
         """End an incomplete response with this failure, as if the engine had failed."""
@@ -470,9 +480,18 @@ class EngineStream:
         """Take a read of whole chunks, the last one of the response possibly among them. False:
         it is another read."""
         pipe, cut = self._pipe, self._cut
-        if pipe is not None and cut is not None and not cut.waiting and _are_whole_events(data):
-            pipe(data)
-            return True
+        if pipe is not None and cut is not None and not cut.waiting:
+            whole = len(data)
+            if data.endswith(_END):
+                whole = whole - len(_DONE_END) if data.endswith(_DONE_END) else -1
+            if _are_whole_events(data, whole):
+                if whole == len(data):
+                    pipe(data)
+                    return True
+                self._end_pipe()  # so that the last events and the end are passed on in one write
+                self._last_chunks = data[: -len(_END)]
+                self._finish(b"")
+                return True
         contents = _contents(data)
         if contents is None:
             return False
@@ -704,9 +723,10 @@ def _read_head(head: bytes) -> _Head | str:
     return _Head(status, MappingProxyType(headers), encoding is not None, length, keeps)
 
 
-def _are_whole_events(data: bytes) -> bool:
-    """Whether these bytes are chunks of whole events and nothing else; False for a large read."""
-    at, end = 0, len(data)
+def _are_whole_events(data: bytes, end: int) -> bool:
+    """Whether the first ``end`` bytes are chunks of whole events and nothing else; False for a
+    large read."""
+    at = 0
     while at < end <= _TURN_BYTES:
         size = _WHOLE[data[at : at + _WHOLE_BYTES]]
         at += size

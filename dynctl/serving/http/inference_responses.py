@@ -203,8 +203,15 @@ async def pass_stream(
                 return response, passed.reported
             if whole:
                 await response.write(whole)
-            if write is not None and await upstream.pipe(write, passed.count, cut):
-                break
+            if write is not None:
+                if await upstream.pipe(write, passed.count, cut):
+                    break
+                chunks = upstream.last_chunks()
+                if chunks:
+                    passed.take(chunks)
+                    _note_end(record, passed.end)
+                    await _write_last(response, write, chunks, changed=reuse is not None)
+                    return response, passed.reported
             piece = await upstream.readany()
         last = cut.last()
         if last:
@@ -218,6 +225,17 @@ async def pass_stream(
     _note_end(record, passed.end)
     await response.write_eof()
     return response, passed.reported
+
+
+async def _write_last(
+    response: ClientStream, write: Callable[[bytes], None], chunks: bytes, *, changed: bool
+) -> None:
+    """Send the last chunks, which have frames, and the end. ``changed``: by ``write``."""
+    if changed or not isinstance(response, PlainStream):
+        write(chunks)
+        await response.write_eof()
+    else:
+        await response.write_eof(framed=chunks)
 
 
 def _frames(

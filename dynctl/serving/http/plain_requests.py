@@ -201,8 +201,8 @@ class PlainStream:
         if client.writing_paused:
             await client.drained()
 
-    async def write_eof(self, data: bytes = b"") -> None:
-        """As :meth:`write`, for the last chunk."""
+    async def write_eof(self, data: bytes = b"", *, framed: bytes = b"") -> None:
+        """As :meth:`write`, for the last chunk. ``framed``: whole chunks before the end."""
         client, head = self._client, self._head
         transport = client.transport
         if transport is None or transport.is_closing():
@@ -210,7 +210,7 @@ class PlainStream:
         if data:
             transport.write(b"%b%x\r\n%b\r\n0\r\n\r\n" % (head, len(data), data))
         else:
-            transport.write(head + b"0\r\n\r\n")
+            transport.write(b"%b%b0\r\n\r\n" % (head, framed))
         self.complete = True
         if client.writing_paused:
             await client.drained()
