@@ -108,6 +108,8 @@ class Arrived(msgspec.Struct, frozen=True):
     ``preferred`` (taint -> weight), ``pin_prefill`` and ``pin_decode`` ([worker id, rank]),
     ``allowed`` (worker ids), ``policy_class``, ``strict_priority``, ``not_modelled``.
     ``router``: which of several routers took it, where one recording has the requests of several.
+    ``segments``: the parts of a chat in their order, each its kind (``system``, ``user``, ``tools``
+    ...) and the token at which it begins; empty where they are unknown.
     """
 
     at: float
@@ -124,6 +126,7 @@ class Arrived(msgspec.Struct, frozen=True):
     output_limit: Count | None = None
     asked: dict[str, Any] = {}
     router: int = 0
+    segments: tuple[tuple[str, Count], ...] = ()
 
 
 class Decided(msgspec.Struct, frozen=True):

@@ -170,7 +170,7 @@ def _form(tag: int, form: type[Any]) -> _Form:
     timed = names[:1] == ("at",)  # records have their time themselves
     columns = tuple(i for i, name in enumerate(names) if name in _COLUMNS)
     places = tuple(i + 2 - timed for i in columns)
-    get = _finished_values if form is Finished else _getter(names[timed:])
+    get = _SHORT_VALUES.get(form) or _getter(names[timed:])
     return _Form(tag, form, names, get, columns, places, form in _OWN)
 
 
@@ -183,6 +183,20 @@ def _finished_values(value: Finished) -> tuple[Any, ...]:
     values = _all_of_finished(value)
     return values if value.state else values[:_FINISHED_BEFORE]
 
+
+_all_of_arrived = _getter(_names(Arrived)[1:])
+
+
+def _arrived_values(value: Arrived) -> tuple[Any, ...]:
+    """The values of a request; without segments as files always had them."""
+    values = _all_of_arrived(value)
+    return values if value.segments else values[:-1]
+
+
+_SHORT_VALUES: Final[dict[type[Any], Callable[[Any], tuple[Any, ...]]]] = {
+    Arrived: _arrived_values,
+    Finished: _finished_values,
+}
 
 _OF_RECORD: Final = {form: _form(tag, form) for tag, form in enumerate(_RECORDS)}
 _OF_CHANGE: Final = {form: _form(_FIRST_CHANGE + i, form) for i, form in enumerate(_CHANGES)}

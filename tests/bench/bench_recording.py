@@ -72,7 +72,7 @@ class Traffic:
             isl_tokens=request.isl_tokens,
         )  # fmt: skip
         for observer in service.observers:
-            observer.on_prepared(request, record)
+            observer.on_prepared(request, record, ())
         plan = service.plan(request)
         service.book(plan.final, request, record)
         service.decided(plan, request, record)

@@ -419,7 +419,7 @@ class Exchange:
                 if parsed.cache_salt:
                     record.tenant = tenant_of(service.preparation.session_secret, parsed.cache_salt)
                 record.output_limit = parsed.max_tokens
-            service.observers.prepared(request, record)
+            service.observers.prepared(request, record, prepared.tokens.ids or ())
             service.held.add(request.id)
             plan = await self._picker.placement.place(request)
             if plan.waits:

@@ -193,7 +193,7 @@ class Inference:
             record.tenant = tenant_of(service.preparation.session_secret, parsed.cache_salt)
         record.output_limit = parsed.max_tokens
         if service.observers.listening["on_prepared"]:
-            service.observers.prepared(prepared.request, record)
+            service.observers.prepared(prepared.request, record, prepared.tokens.ids or ())
         service.held.add(record.decision_id)
         try:
             return await self._flow.start(call)

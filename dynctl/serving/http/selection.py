@@ -221,7 +221,7 @@ class SelectionApi:
         if headers is not None and service.traces is not None:
             service.traces.begin(record, headers, "/v1/select_and_book")
         service.observers.received(record)
-        service.observers.prepared(request, record)
+        service.observers.prepared(request, record, ())
         return record
 
     def _note_refusal(self, plan: RoutingPlan, record: RequestRecord, *, reported: bool) -> None:

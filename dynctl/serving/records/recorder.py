@@ -16,7 +16,7 @@ import os
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -43,6 +43,8 @@ from dynctl.documents.recording_file import HEADER, ChunkWriter, PlainChunk, pac
 from dynctl.health import conditions
 from dynctl.serving.routing.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord, ServiceObserver
+from dynctl.tokenization import ModelTokenizer, TokenizationError
+from dynctl.tokenization.segments import SegmentMarks, Segments, segment_marks
 from router_core import (
     Applied,
     Captured,
@@ -78,6 +80,8 @@ _TENANT_BYTES: Final = 8
 MOST_RECORDINGS: Final = 3
 #: Seconds for which the end of a process waits for its recordings.
 _CLOSE_S: Final = 2.0
+#: Chat templates whose headers a recording finds.
+_MOST_TEMPLATES: Final = 64
 #: After a full disk: free bytes with which a recording begins again, and seconds between two looks.
 _ROOM_BYTES: Final = 16 * 1024 * 1024
 _ROOM_S: Final = 2.0
@@ -159,6 +163,42 @@ def old_of(path: Path) -> Path:
     return path.with_name(path.name + ".old")
 
 
+class PromptSegments:
+    """The parts of prompts, as far as the headers of their templates are known."""
+
+    def __init__(self) -> None:
+        #: By fingerprint: the headers of templates, and tokenizers with templates to read.
+        self._marks: dict[str, SegmentMarks] = {}
+        self._unread: dict[str, ModelTokenizer] = {}
+
+    def add(self, tokenizer: ModelTokenizer) -> None:
+        """Let :meth:`read_templates` read the templates of a tokenizer."""
+        if len(self._marks) + len(self._unread) < _MOST_TEMPLATES:
+            self._unread[tokenizer.fingerprint] = tokenizer
+
+    async def read_templates(self) -> None:
+        """Find the headers of the templates that were added, in a thread."""
+        while self._unread:
+            fingerprint, tokenizer = self._unread.popitem()
+            try:
+                self._marks[fingerprint] = await asyncio.to_thread(segment_marks, tokenizer)
+            except TokenizationError:
+                self._marks[fingerprint] = SegmentMarks({})
+
+    def of(self, tokenizer: ModelTokenizer | None, ids: Sequence[int]) -> Segments:
+        """The parts of a prompt; empty where they are not known, or not known yet."""
+        if tokenizer is None:
+            return ()
+        marks = self._marks.get(tokenizer.fingerprint)
+        if marks is None:
+            self.add(tokenizer)
+            return ()
+        try:
+            return marks.segments(ids)
+        except (OverflowError, TypeError, ValueError):
+            return ()  # a client sent ids that are out of range
+
+
 @dataclass(frozen=True, slots=True)
 class _Capture:
     """A copy of the router's state that waits to be encoded."""
@@ -206,6 +246,7 @@ class Recorder(ServiceObserver):
         self._documents = self._second = 0
         self._state_at = self._begun = service.clock()
         self._state_every = _STATE_S
+        self._segments = PromptSegments()
         #: Bytes and records that the sink has, and records that were lost.
         self.bytes = self.records = self.lost = 0
 
@@ -219,10 +260,12 @@ class Recorder(ServiceObserver):
             await self._write(HEADER)
             deadline = None if self._seconds is None else self._begun + self._seconds
             sent = service.clock()
+            await self._segments.read_templates()
             while not self._stop.is_set():
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_TURN_S):
                         await self._stop.wait()
+                await self._segments.read_templates()
                 now = service.clock()
                 if now - sent >= _QUIET_S:
                     # A reader of the stream sees that it lives, and the file how far it reaches.
@@ -273,6 +316,9 @@ class Recorder(ServiceObserver):
                 if tokenizer is not None
             },
         )
+        for tokenizer in loaded.values():
+            if tokenizer is not None:
+                self._segments.add(tokenizer)
         self._append(start)
         self._capture()
         service.add_tap(self._record_change)
@@ -323,9 +369,18 @@ class Recorder(ServiceObserver):
             self._held += chunk.size
             self._waiting.append(chunk)
 
-    def on_prepared(self, request: RoutingRequest, record: RequestRecord) -> None:
+    def on_prepared(
+        self, request: RoutingRequest, record: RequestRecord, ids: Sequence[int]
+    ) -> None:
         at = self._now()
-        self._note(at, arrived(at, request, tenant=record.tenant, limit=record.output_limit))
+        segments: Segments = ()
+        if ids and not request.more_hashes:
+            tokenizers = self._service.preparation.tokenizers
+            segments = self._segments.of(tokenizers.of(request.model, request.worker_set), ids)
+        noted = arrived(
+            at, request, tenant=record.tenant, limit=record.output_limit, segments=segments
+        )
+        self._note(at, noted)
 
     def on_decision(
         self, plan: RoutingPlan, request: RoutingRequest, record: RequestRecord
@@ -593,7 +648,12 @@ def tenant_of(secret: bytes, cache_salt: str | None) -> str:
 
 
 def arrived(
-    at: float, request: RoutingRequest, *, tenant: str = "", limit: int | None = None
+    at: float,
+    request: RoutingRequest,
+    *,
+    tenant: str = "",
+    limit: int | None = None,
+    segments: Segments = (),
 ) -> Arrived:
     """The record of a request; of a batch, the hashes of all its prompts."""
     return Arrived(
@@ -610,6 +670,7 @@ def arrived(
         request.priority,
         limit,
         _options(request),
+        segments=segments,
     )
 
 

@@ -1,6 +1,6 @@
 """The events of requests and the fleet that metrics, logs and the decision memory observe."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Concatenate, Final, ParamSpec, Protocol
 
@@ -198,8 +198,11 @@ class ServiceObserver:
     def on_received(self, record: RequestRecord) -> None:
         """A valid request for a model was read; not called for unreadable requests."""
 
-    def on_prepared(self, request: RoutingRequest, record: RequestRecord) -> None:
-        """The prompt of a request is hashed; nothing was decided or booked for it yet."""
+    def on_prepared(
+        self, request: RoutingRequest, record: RequestRecord, ids: Sequence[int]
+    ) -> None:
+        """The prompt of a request is hashed; nothing was decided or booked for it yet. ``ids``: its
+        tokens, empty where they are not here. They are not kept."""
 
     def on_hop(self, decision: Decision, request: RoutingRequest, record: RequestRecord) -> None:
         """A hop was decided and its winner booked."""
