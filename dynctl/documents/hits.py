@@ -59,6 +59,12 @@ CAUSES: Final = {
         "equal to text of an earlier prompt, behind a part that changed",
         "move what changes (a date, an id, tools in another order) behind the text that stays",
     ),
+    "edited": CauseText(
+        "behind an edited turn",
+        "equal to text of an earlier prompt, behind a turn that was sent in another form",
+        "send earlier turns as they were: without their reasoning, or with other ids, they are "
+        "other text",
+    ),
     "truncated": CauseText(
         "truncated history",
         "equal to text of an earlier prompt, whose part in front of it is left out now",
@@ -259,7 +265,8 @@ def best_trial(trials: Sequence[HitsTrial]) -> HitsTrial | None:
 class HitsBreak(msgspec.Struct, frozen=True):
     """Where a request leaves the prompts before it.
 
-    ``block`` is the first that differs, at ``token``. Its blocks from ``equal_from`` to
+    ``block`` is the first that differs, at ``token``. ``segment``: the part of the prompt that
+    changed, empty where the recording does not have the parts. Its blocks from ``equal_from`` to
     ``equal_to`` (not included) are equal to text of the request ``earlier`` (empty: unknown), which
     had them from block ``was_at`` on.
     """
@@ -271,6 +278,7 @@ class HitsBreak(msgspec.Struct, frozen=True):
     equal_to: int
     was_at: int
     earlier: str = ""
+    segment: str = ""
 
 
 class HitsCause(msgspec.Struct, frozen=True):
@@ -285,6 +293,8 @@ class HitsCause(msgspec.Struct, frozen=True):
     the same requests as they were and with the change; empty where `dynctl replay` cannot.
     ``trials``: what settings that may reduce it do to ``tried`` recorded choices, the best first.
     ``breaks``: of equal text that was not reachable, where examples leave earlier prompts.
+    ``segments``: its tokens by the part of the prompt that changed, those of new text by the part
+    that has it; empty where the recording does not have the parts.
     """
 
     cause: str
@@ -304,6 +314,7 @@ class HitsCause(msgspec.Struct, frozen=True):
     tried: int = 0
     trials: list[HitsTrial] = []
     breaks: list[HitsBreak] = []
+    segments: dict[str, int] = {}
 
 
 class HitsRung(msgspec.Struct, frozen=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import islice
 
 from dynctl.base.quantities import percent
 from dynctl.documents.hits import (
@@ -23,6 +24,8 @@ from dynctl.screens.numbers import plural
 #: Losses that are described, on narrow and on wide screens.
 _MOST_LOSSES = 3
 _MOST_LOSSES_WIDE = 6
+#: Parts of prompts that are named.
+_PARTS = 4
 #: Smaller parts are named only with ``-o wide`` and in JSON.
 _SMALL = 0.0005
 _WIDE = 120
@@ -181,6 +184,10 @@ def _more(cause: HitsCause, canvas: Canvas) -> list[str]:
         lines += canvas.paragraph(_trial_text(cause), first=" " * 9)
     if cause.gain is not None:
         text = f"at most {_points(cause.gain)} points for these requests {cause.gain_if}"
+        lines += canvas.paragraph(text, first=" " * 9)
+    if cause.segments and cause.breaks:
+        parts = (f"{name} {tokens:,}" for name, tokens in islice(cause.segments.items(), _PARTS))
+        text = "tokens by the part of the prompt that changed: " + ", ".join(parts)
         lines += canvas.paragraph(text, first=" " * 9)
     if cause.breaks:
         lines += canvas.paragraph(_break_text(cause.breaks[0]), first=" " * 9)

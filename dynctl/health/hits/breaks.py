@@ -8,10 +8,17 @@ blocks has other local hashes, so it counts as new.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import islice
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import islice, pairwise
 from typing import Final, NamedTuple
 
+_TEMPLATE: Final = "template"
+_PARTS: Final = frozenset({_TEMPLATE, "system", "tools", "documents"})
+_TURN: Final = "turn "
+_TURNS: Final = frozenset({"user", "assistant", "tool"})
+#: Turns that are counted apart.
+_MOST_TURNS: Final = 16
 #: Positions that are kept of a text: a history that moves with each turn has many.
 _MOST_PLACES: Final = 8
 
@@ -56,6 +63,46 @@ class Texts:
         """The places of a text before a time, the latest last."""
         places = self._places.get((tenant, local), ())
         return tuple(sorted((place for place in places if place.at < at), key=lambda p: p.at))
+
+
+class Segment(NamedTuple):
+    """A part of a prompt, in tokens; ``end`` is not included."""
+
+    name: str
+    start: int
+    end: int
+
+
+def named_segments(starts: Sequence[tuple[str, int]], tokens: int) -> list[Segment]:
+    """The parts of a prompt by name; turns have their number. Empty where none is known.
+
+    ``starts``: kind and first token of each, in order.
+    """
+    bounds = [(kind, at) for kind, at in starts if at < tokens]
+    if bounds and bounds[0][1] > 0:
+        bounds.insert(0, (_TEMPLATE, 0))
+    segments, turn = [], 0
+    for (kind, at), (_, end) in pairwise([*bounds, ("", tokens)]):
+        name = kind
+        if kind in _TURNS:
+            # A turn begins with what the user writes.
+            turn += kind == "user" or not turn
+            number = f"{turn}" if turn <= _MOST_TURNS else f"{_MOST_TURNS + 1}+"
+            name = f"{_TURN}{number} ({kind})"
+        elif kind not in _PARTS:
+            name = "another part"
+        segments.append(Segment(name, at, end))
+    return segments
+
+
+def split_by_segments(segments: Sequence[Segment], low: int, high: int) -> Counter[str]:
+    """How many of the tokens from ``low`` to ``high`` are in each part."""
+    tokens: Counter[str] = Counter()
+    for segment in segments:
+        within = min(high, segment.end) - max(low, segment.start)
+        if within > 0:
+            tokens[segment.name] += within
+    return tokens
 
 
 class Run(NamedTuple):
@@ -103,7 +150,7 @@ def _run_of(block: int, earlier: Sequence[Place] | None, last: Run | None) -> Ru
     """The run that a block continues, or begins."""
     if earlier:
         if last is not None and last.place is not None:
-            wanted = last.place.depth + block - last.start
+            wanted = last.shift + block
             if any(place.depth == wanted for place in earlier):
                 return last._replace(end=block + 1)
         here = next((place for place in earlier if place.depth == block), earlier[-1])
@@ -112,6 +159,31 @@ def _run_of(block: int, earlier: Sequence[Place] | None, last: Run | None) -> Ru
     if last is not None and last.place is None and last.known == known:
         return last._replace(end=block + 1)
     return Run(block, block + 1, known)
+
+
+def changed_block(runs: Sequence[Run], number: int) -> int:
+    """The first block of the part that changed in front of a run of equal text; where none did, the
+    first block of the run."""
+    while number and runs[number - 1].place is None:
+        number -= 1
+    return runs[number].start
+
+
+def in_turns(parts: Iterable[str]) -> bool:
+    """Whether all of these parts of a prompt are turns."""
+    return all(part.startswith(_TURN) for part in parts)
+
+
+def cause_in(parts: Sequence[str], cause: str) -> str:
+    """A cause by blocks alone, where the parts are known in which the changed block is: more than
+    one where it reaches over their bounds."""
+    if not parts:
+        return cause
+    if cause == "front" and in_turns(parts):
+        return "edited"
+    if cause == "truncated" and not any(in_turns([part]) for part in parts):
+        return "front"
+    return cause
 
 
 def causes_of(runs: Sequence[Run]) -> list[str]:

@@ -344,8 +344,7 @@ class Caches:
             if gap.rank is rank and gap.stored_at is None:
                 gap.stored_at = at
         fate.waiting = None
-        if not fate.local:
-            self._note_text(caches, fate, block, local, 0 if parent is None else _below(above))
+        self._note_text(caches, fate, block, local, 0 if parent is None else _below(above))
         if not fate.content and parent is None:
             fate.content = _FIRST
         elif not fate.content and above is not None and above.content:
@@ -356,6 +355,8 @@ class Caches:
         self, caches: ModelCaches, fate: Fate, block: int, local: int, depth: int
     ) -> None:
         """The tokens of a block are known now; ``depth``: blocks before it, -1: unknown."""
+        if fate.local:
+            return
         fate.local = local
         if fate.depth < 0:
             fate.depth = depth

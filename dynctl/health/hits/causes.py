@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Final
 
-from dynctl.documents.hits import UNEXPLAINED, HitsBreak
+from dynctl.documents.hits import UNEXPLAINED
 from dynctl.documents.recording import Decided, Finished
-from dynctl.health.hits.breaks import Place, Run, causes_of, runs_from
 from dynctl.health.hits.caches import Caches
 from dynctl.health.hits.choice import beaten
 from dynctl.health.hits.past import (
@@ -19,6 +17,7 @@ from dynctl.health.hits.past import (
     RecordedRouter,
     Request,
 )
+from dynctl.health.hits.prompts import PromptCauses
 from router_core import Router
 
 #: Seconds after the end of a request until its losses are judged.
@@ -43,7 +42,7 @@ class Causes:
     """Gives the losses of requests to causes, in ``Request.parts``.
 
     ``missing``, ``choice`` and ``remember_senders`` judge at the decision; ``gaps``,
-    ``salts``, ``prompt`` and ``reuse`` judge when the request has ended.
+    ``prompt`` and ``reuse`` judge when the request has ended.
     """
 
     def __init__(self, caches: Caches, sources: dict[int, RecordedRouter]) -> None:
@@ -199,7 +198,7 @@ class Causes:
             return "no_events"
         return "events_lost" if state not in ("current", "") else None
 
-    def salts(self, request: Request) -> int:
+    def _salts(self, request: Request) -> int:
         """Blocks that were not reachable, but whose content had been stored under another salt.
         Returns the leading blocks with these."""
         size, rungs = request.arrived.block_size, request.rungs
@@ -214,46 +213,15 @@ class Causes:
                 break
             twin = twin or other
             same += 1
-        if twin is None or twin[0] == request.arrived.tenant:
-            return reachable
-        if not (request.arrived.salted or twin[1]):
+        if twin is None or not _is_of_another_salt(request, twin):
             return reachable
         rungs["shared"] = same * size
         request.parts["reachable", "salts"] += (same - reachable) * size
         return same
 
-    def prompt(self, request: Request, first: int) -> None:
-        """What is in the prompt from block ``first`` on, which no earlier one had there."""
-        size, usable = request.arrived.block_size, request.usable
-        tail = request.arrived.isl_tokens - max(first, usable) * size
-        if tail > 0:
-            request.parts["shared", "tail"] += tail
-        runs = runs_from(first, [self._earlier(request, block) for block in range(first, usable)])
-        for run, cause in zip(runs, causes_of(runs), strict=True):
-            request.parts["shared", cause] += (run.end - run.start) * size
-            if run.place is not None and cause not in request.breaks:
-                request.breaks[cause] = self._break(request, first, run, run.place)
-
-    def _earlier(self, request: Request, block: int) -> Sequence[Place] | None:
-        """Where earlier prompts of the tenant had the contents of a block; None: not known."""
-        fate = self._caches.fates.get(request.hashes[block])
-        if fate is None or not fate.local or request.texts is None:
-            return None
-        return request.texts.before(request.arrived.tenant, fate.local, request.decided_at)
-
-    def _break(self, request: Request, first: int, run: Run, place: Place) -> HitsBreak:
-        """The first block that differs, and the equal text that follows."""
-        fate = self._caches.fates.get(place.block)
-        sender = None if fate is None else fate.by
-        return HitsBreak(
-            request.arrived.id,
-            first,
-            first * request.arrived.block_size,
-            run.start,
-            run.end,
-            place.depth,
-            "" if sender is None else sender.arrived.id,
-        )
+    def prompt(self, request: Request) -> None:
+        """What is in the prompt: blocks that no earlier one had there, and why."""
+        PromptCauses(request, self._caches.fates, self._salts(request)).judge()
 
     def note_report(self, request: Request) -> None:
         end, rank = request.finished, request.rank
@@ -375,6 +343,11 @@ def _removal_cause(request: Request, removed: float) -> str:
         return "evicted_waiting"
     request.delays.append(removed - computed)
     return "stale"
+
+
+def _is_of_another_salt(request: Request, twin: tuple[str, bool, float]) -> bool:
+    """Whether the first block with the same content was another tenant's."""
+    return twin[0] != request.arrived.tenant and (request.arrived.salted or twin[1])
 
 
 def _has_other_salt(request: Request, fate: Fate) -> bool:

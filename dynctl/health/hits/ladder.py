@@ -46,6 +46,8 @@ from router_core import (
 MOST_GROUPS: Final = 1_000
 #: Share of stored blocks above which another router sends requests too.
 _FOREIGN: Final = 0.1
+#: Share of the prompts above which new text may be text that moved within its blocks.
+_MOVED: Final = 0.01
 #: Earlier times are those of a trace, which begins at 0.
 _REAL_TIME: Final = 31_536_000.0
 _OTHERS: Final = "(others)"
@@ -441,7 +443,7 @@ class Ladder:
             self._count_bare(request)
             return
         self._causes.gaps(request, self._now)
-        self._causes.prompt(request, self._causes.salts(request))
+        self._causes.prompt(request)
         self._causes.reuse(request)
         self._causes.gains(request)
         self._count(request)
@@ -615,12 +617,14 @@ class Ladder:
             yield doubt("DYR0765", rungs=", ".join(unknown), why=why)
         if tally.requests and not self._warm:
             yield doubt("DYR0766")
-        yield from self._doubts_of_caches()
+        yield from self._doubts_of_blocks(tally)
         silent = self._skipped.get("reuse not reported", 0)
         if silent and rungs and rungs[-1].tokens is not None:
             yield doubt("DYR0769", silent=f"{silent:,}", requests=f"{silent + tally.requests:,}")
 
-    def _doubts_of_caches(self) -> Iterator[Doubt]:
+    def _doubts_of_blocks(self, tally: Tally) -> Iterator[Doubt]:
+        if tally.moved > _MOVED * tally.tokens:
+            yield doubt("DYR0770", tokens=f"{tally.moved:,}")
         caches = self._caches
         # Requests that were under way at the start have no arrival.
         if caches.foreign > _FOREIGN * caches.stored:

@@ -158,6 +158,10 @@ class Request:
     usable: int = 0
     #: By cause, where it leaves earlier prompts.
     breaks: dict[str, HitsBreak] = field(default_factory=dict)
+    #: By cause, tokens by the part of the prompt: where it broke, of other causes where they are.
+    segments: dict[str, Counter[str]] = field(default_factory=dict)
+    #: New text of turns behind a change in front of them: it may be equal text that moved.
+    moved: int = 0
     prefilled_at: float | None = None
     finished: Finished | None = None
     done: bool = False

@@ -86,6 +86,7 @@ class RungPart:
     gain: int | None = 0
     choices: TriedChoices = field(default_factory=lambda: TriedChoices())
     breaks: dict[str, HitsBreak] = field(default_factory=dict)
+    segments: Counter[str] = field(default_factory=Counter)
 
     def add(self, tokens: int, request: Request, cause: str, gain: int | None) -> None:
         self.tokens += tokens
@@ -94,6 +95,7 @@ class RungPart:
         self.choices.add(request)
         self.workers[request.worker] += tokens
         self.examples.append((abs(tokens), request.arrived.id))
+        self.segments.update(request.segments.get(cause, {}))
         if cause in request.breaks:
             self.breaks[request.arrived.id] = request.breaks[cause]
         if len(self.examples) > 8 * MOST_EXAMPLES:
@@ -111,6 +113,7 @@ class Tally:
     requests: int = 0
     tokens: int = 0
     twice: int = 0
+    moved: int = 0
     rungs: dict[str, int | None] = field(default_factory=dict)
     parts: dict[tuple[str, str], RungPart] = field(default_factory=dict)
     #: By cause, what was lost and not gained back on a later rung.
@@ -124,6 +127,7 @@ class Tally:
         self.requests += 1
         self.tokens += request.arrived.isl_tokens
         self.twice += request.twice
+        self.moved += request.moved
         self.choices.add(request)
         self.start = min(self.start, request.decided_at)
         self.end = max(self.end, request.decided_at)
@@ -178,6 +182,7 @@ def _cause(name: str, part: RungPart, tally: Tally) -> HitsCause:
         tried=choices.tried if text.setting else 0,
         trials=trials,
         breaks=[part.breaks[request] for request in examples if request in part.breaks],
+        segments=dict(part.segments.most_common()),
     )
 
 

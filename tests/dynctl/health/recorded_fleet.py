@@ -62,6 +62,7 @@ class Prompt:
     tenant: str = ""
     adapter: str = ""
     required: tuple[str, ...] = ()
+    segments: tuple[tuple[str, int], ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -267,6 +268,7 @@ class RecordedFleet:
                 prompt.adapter,
                 asked=asked,
                 router=number,
+                segments=prompt.segments,
             )
             plan = router.plan(request, samples=(random.random(), random.random()))
             first = plan.first

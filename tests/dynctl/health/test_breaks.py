@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import cycle
 from random import Random
 
 import pytest
@@ -13,7 +14,15 @@ from hypothesis import strategies as st
 
 from dynctl.documents.hits import HitsReport
 from dynctl.health.hits import hits
-from dynctl.health.hits.breaks import Place, Run, Texts, causes_of, runs_from
+from dynctl.health.hits.breaks import (
+    Place,
+    Run,
+    Texts,
+    causes_of,
+    named_segments,
+    runs_from,
+    split_by_segments,
+)
 from tests.dynctl.health.recorded_fleet import SIZE, Prompt, RecordedFleet
 
 #: How the prompts of a conversation differ from turn to turn.
@@ -34,6 +43,16 @@ class Conversation:
 
     def _text(self, blocks: int) -> list[int]:
         return [self._random.getrandbits(63) for _ in range(blocks)]
+
+    def segments(self) -> tuple[tuple[str, int], ...]:
+        """Each turn as two messages of two blocks."""
+        turns = range(8, 8 + len(self._history), 2)
+        roles = cycle(("user", "assistant"))
+        return (
+            ("system", 0),
+            ("tools", 4 * SIZE),
+            *((role, at * SIZE) for role, at in zip(roles, turns, strict=False)),
+        )
 
     def prompts(self) -> Iterator[tuple[int, ...]]:
         """One prompt for each turn."""
@@ -68,20 +87,28 @@ class Conversation:
 
 
 def conversations(
-    kinds: Sequence[str] = KINDS, requests: int = 1_000
+    kinds: Sequence[str] = KINDS, requests: int = 1_000, *, segmented: bool = False
 ) -> tuple[list[Prompt], Counter[str]]:
-    """Prompts of conversations in turn, and the tokens of each cause."""
+    """Prompts of conversations in turn, and the tokens of each cause.
+
+    ``segmented``: with the parts of each, so that edited turns are known as such.
+    """
     random = Random(11)
     chats = [Conversation(kinds[i % len(kinds)], random) for i in range(requests // TURNS)]
     streams = [chat.prompts() for chat in chats]
     prompts = []
     for turn in range(TURNS):
-        for number, stream in enumerate(streams):
+        for number, (chat, stream) in enumerate(zip(chats, streams, strict=True)):
             at = 1.0 + 20.0 * turn + number * 15.0 / len(streams)
-            prompts.append(Prompt(at, next(stream), tail=TAIL))
+            prompt = Prompt(at, next(stream), tail=TAIL)
+            if segmented:
+                prompt = replace(prompt, segments=chat.segments())
+            prompts.append(prompt)
     truth: Counter[str] = Counter()
     for chat in chats:
-        truth.update({cause: blocks * SIZE for cause, blocks in chat.truth.items()})
+        in_turns = segmented and chat.kind in ("edited", "compacted")
+        for cause, blocks in chat.truth.items():
+            truth["edited" if in_turns and cause == "front" else cause] += blocks * SIZE
     truth["tail"] = TAIL * len(prompts)
     return prompts, truth
 
@@ -120,6 +147,28 @@ def test_the_prompts_causes_have_their_true_size_whatever_the_fleet_does(name: s
     assert (name == "alone") == (not fleet_causes), fleet_causes
 
 
+@pytest.mark.parametrize("name", ["alone", "evictions"])
+def test_where_the_parts_of_prompts_are_known_each_cause_names_those_that_changed(
+    name: str,
+) -> None:
+    prompts, truth = conversations(segmented=True)
+    report = hits(FLEETS[name].records(prompts))
+    shown = causes_of_prompts(report)
+    assert shown.keys() == truth.keys()
+    for cause, tokens in truth.items():
+        assert abs(shown[cause] - tokens) <= 0.01 * report.prompt_tokens, cause
+    reachable = report.rung("reachable")
+    assert reachable is not None
+    parts = {cause.cause: cause.segments for cause in reachable.causes}
+    assert parts["front"].keys() == {"system", "tools"}
+    assert set(parts["edited"]) <= {"turn 1 (user)", "turn 1 (assistant)"}
+    assert sum(parts["edited"].values()) == shown["edited"]
+    assert sum(parts["new"].values()) == shown["new"]
+    seen = [seen.segment for cause in report.largest for seen in cause.breaks]
+    assert seen
+    assert all(seen)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_of_break_is_named_alone(kind: str) -> None:
     prompts, truth = conversations([kind], requests=100)
@@ -153,6 +202,44 @@ def test_without_kv_events_the_contents_are_unknown_and_nothing_is_guessed() -> 
     assert shown.keys() == {"contents", "tail"}
     assert sum(shown.values()) == sum(truth.values())
     assert "front" not in [cause.cause for cause in report.largest]
+
+
+def test_equal_text_that_may_have_moved_within_its_blocks_is_a_doubt_and_a_new_chat_is_none() -> (
+    None
+):
+    parts = (("system", 0), ("user", 4 * SIZE))
+    first = Prompt(1.0, (1, 2, 3, 4, 5, 6, 7), segments=parts)
+    moved = replace(first, at=2.0, blocks=(1, 20, 21, 22, 23, 24, 25))
+    other = replace(first, at=2.0, blocks=(1, 2, 3, 4, 23, 24, 25))
+    # Where a block has the end of the system prompt and the first words of the turn.
+    over = replace(other, segments=(("system", 0), ("user", 4 * SIZE + 9)))
+    shown = [
+        [doubt.code for doubt in hits(FLEET.records([first, second])).doubts]
+        for second in (moved, other, over)
+    ]
+    assert shown == [["DYR0770"], [], []]
+
+
+def test_a_block_over_the_bounds_of_two_parts_names_both() -> None:
+    parts = (("system", 0), ("user", 2 * SIZE + 3))
+    first = Prompt(1.0, (1, 2, 3, 4, 5), segments=parts)
+    report = hits(FLEET.records([first, replace(first, at=2.0, blocks=(1, 2, 9, 4, 5))]))
+    (cause,) = (cause for cause in report.largest if cause.breaks)
+    assert (cause.cause, cause.segments) == ("front", {"system or turn 1 (user)": 2 * SIZE})
+
+
+def test_parts_are_named_by_turn_and_what_is_before_them_is_the_templates() -> None:
+    kinds = ["system", "user", "assistant", "tool", "user", "odd", *["user"] * 20]
+    segments = named_segments([(kind, 2 + 3 * n) for n, kind in enumerate(kinds)], 100)
+    names = [segment.name for segment in segments]
+    assert names[:3] == ["template", "system", "turn 1 (user)"]
+    assert names[3:7] == ["turn 1 (assistant)", "turn 1 (tool)", "turn 2 (user)", "another part"]
+    assert (names[20], names[21], names[-1]) == ("turn 16 (user)", "turn 17+ (user)", names[21])
+    assert [(one.start, one.end) for one in segments[:2]] == [(0, 2), (2, 5)]
+    assert segments[-1].end == 100
+    assert split_by_segments(segments, 1, 6) == {"template": 1, "system": 3, "turn 1 (user)": 1}
+    assert named_segments([], 100) == []
+    assert named_segments([("user", 100)], 100) == []
 
 
 # -- the pure part ------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import pytest
 from dynctl.base.errors import UsageProblem
 from dynctl.base.tasks import end_tasks
 from dynctl.documents import recording_file
+from dynctl.documents.codec import encode
 from dynctl.documents.recording import (
     Arrived,
     Changed,
@@ -26,6 +27,7 @@ from dynctl.documents.recording import (
 )
 from dynctl.documents.recording_file import RecordingFile, read_recording, recording_report
 from dynctl.health.conditions import BACKGROUND_TASK_FAILED
+from dynctl.health.hits import hits
 from dynctl.serving.records import recorder as recorder_module
 from dynctl.serving.records.recorder import (
     FileSink,
@@ -135,6 +137,50 @@ async def test_a_recorded_frontend_routes_again_the_same_way(tmp_path: Path, spl
 
     data = b"".join(_plain(path))
     for secret in SECRETS:
+        assert secret.encode() not in data
+
+
+async def test_hits_names_the_part_of_a_prompt_that_changed_and_no_file_has_its_text(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "r.dynrec"
+    tool = {"type": "function", "function": {"name": "brown", "parameters": {"type": "object"}}}
+    rules, question, more = (f"{name} {WORDS * 3}" for name in ("rules", "question", "more"))
+
+    async def send(fleet: Site, *texts: str, **fields: Any) -> None:
+        roles = ("system", "user", "assistant", "user", "assistant", "user")
+        chat = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
+        body = {"model": "demo", "messages": chat, "max_tokens": 2, **fields}
+        status, answer, _ = await fleet.post("/v1/chat/completions", body)
+        assert status == 200, answer
+        await fleet.followed()
+
+    async with site([{"name": "a0"}], record=path) as fleet:
+        await fleet.connected()
+        recorder = await started(fleet)
+        tokenizer = fleet.service.preparation.tokenizers.of("demo")
+        assert tokenizer is not None
+        await until(lambda: tokenizer.fingerprint in recorder._segments._marks)
+        await send(fleet, rules, question, more, question)
+        # The dog and the fox have as many tokens: text behind them stays in its blocks.
+        assert len(tokenizer.encode(rules)) == len(tokenizer.encode(rules.replace("fox", "dog", 1)))
+        await send(fleet, rules.replace("fox", "dog", 1), question, more, question)
+        await send(fleet, rules, question.replace("fox", "dog", 1), more, question)
+        await send(fleet, rules, question, tools=[tool])
+        await fleet.idle()
+        shown = await fleet.get("/v1/decisions")
+    records = list(read_recording(path))
+    parts = [one.segments for one in of(Arrived, records)]
+    assert [kind for kind, _ in parts[0]] == ["system", "user", "assistant", "user", "assistant"]
+    assert [kind for kind, _ in parts[-1]] == ["system", "tools", "user", "assistant"]
+    assert all(0 <= at < 10_000 for one in parts for _, at in one)
+    report = hits(records)
+    changed = {cause.cause: cause.segments for cause in report.largest if cause.breaks}
+    assert changed["front"]["system"] > 10 * 16
+    assert changed["front"].keys() <= {"system", "tools"}
+    assert changed["edited"].keys() == {"turn 1 (user)"}
+    data = b"".join(_plain(path)) + encode(report) + str(shown).encode()
+    for secret in ("quick brown", "lazy dog", "rules", "question", "brown"):
         assert secret.encode() not in data
 
 
