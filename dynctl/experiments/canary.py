@@ -34,6 +34,8 @@ _LARGEST_METRICS: Final = 32 * 1024 * 1024
 _USER: Final = "dynctl-test"
 _DONE: Final = "[DONE]"
 _DECISION: Final = "x-dynctl-decision"
+#: Fields of the delta of an event that have output.
+_OUTPUT: Final = ("content", "reasoning", "reasoning_content", "tool_calls")
 
 
 class BudgetSpent(Exception):
@@ -71,11 +73,14 @@ class Reply:
     """What came back for one canary.
 
     ``status`` 0: no HTTP response, ``problem`` says why; else ``problem`` is the message of an
-    error response. Token counts are those of ``usage``, None where it does not have them.
+    error response, or what is wrong with an answer of status 200: an error in it, a stream that was
+    cut. Token counts are those of ``usage``, None where it does not have them.
     ``prefill`` and ``decode``: the ids of the workers that the router names, None without. The
-    count of cached tokens may be that of the decode worker. ``events``: seconds from the request to
-    each event of a stream with choices. ``done``: the stream ended with ``[DONE]``. ``seconds``:
-    to the end of the response. ``decision``: the id that a dynctl frontend gives.
+    count of cached tokens may be that of the decode worker, but not from a dynctl frontend.
+    ``events``: seconds from the request to each event of a stream with choices. ``texts``: how many
+    of them have output. ``disorder``: what is wrong with their order, empty if nothing. ``done``:
+    the stream ended with ``[DONE]``. ``seconds``: to the end of the response. ``decision``: the id
+    that a dynctl frontend gives.
     """
 
     status: int
@@ -86,13 +91,15 @@ class Reply:
     prefill: int | None = None
     decode: int | None = None
     events: tuple[float, ...] = ()
+    texts: int = 0
+    disorder: str = ""
     done: bool = False
     seconds: float = 0.0
     decision: str = ""
 
     @property
     def answered(self) -> bool:
-        return self.status == 200
+        return self.status == 200 and not self.problem
 
     @property
     def place(self) -> tuple[int | None, int | None]:
@@ -212,12 +219,13 @@ class CanaryClient:
         await self._operator.aclose()
 
     async def models(self) -> tuple[Reply, list[dict[str, Any]]]:
-        """The rows of ``GET /v1/models``; none where the reply is an error."""
+        """The rows of ``GET /v1/models``; none where the reply is an error or has none."""
         reply, response = await self._read("GET", "/v1/models", None, _LARGEST_REPLY)
         rows = json_object(response).get("data") if response is not None else None
         if not reply.answered or not isinstance(rows, list):
-            return reply, []
-        return reply, [row for row in rows if isinstance(row, dict) and row.get("id")]
+            return replace(reply, problem=reply.problem or "no list of models"), []
+        named = [row for row in rows if isinstance(row, dict) and row.get("id")]
+        return reply if named else replace(reply, problem="an empty list of models"), named
 
     async def metrics(self) -> str | None:
         """The text of ``GET /metrics``; None where there is none."""
@@ -234,13 +242,14 @@ class CanaryClient:
         return count if reply.answered and isinstance(count, int) else None
 
     async def expectation(self, reply: Reply) -> Expectation | None:
-        """What the router expected of the request, if one worker served it whole; None also where
-        the server does not show its decisions."""
+        """What the router expected of the worker that computes the prompt; None where the server
+        does not show its decisions."""
         decision = await self.decision(reply)
-        if decision is None or decision.prefill is not None or decision.decode is None:
+        hop = None if decision is None else decision.prefill or decision.decode
+        if decision is None or hop is None:
             return None
-        winner = decision.decode.winner
-        for row in decision.decode.candidates:
+        winner = hop.winner
+        for row in hop.candidates:
             if winner is not None and (row.worker_id, row.dp_rank) == (
                 winner.worker_id,
                 winner.dp_rank,
@@ -273,7 +282,7 @@ class CanaryClient:
                     "POST", "/v1/chat/completions", data, _LARGEST_REPLY
                 )
                 if reply.answered and response is not None:
-                    reply = _with_fields(reply, json_object(response))
+                    reply = _read_answer(reply, response)
         self.budget.prompt_tokens += reply.prompt_tokens or 0
         return reply
 
@@ -350,9 +359,7 @@ class CanaryClient:
     async def _stream(self, chat: Chat, at_event: EventReader | None = None) -> Reply:
         """``at_event``: gets what came so far at each event; True: the rest is not read."""
         started = time.monotonic()
-        events: list[float] = []
-        reply = Reply(200)
-        done = False
+        stream = _StreamReader(started)
         try:
             async with (
                 asyncio.timeout(self._timeout),
@@ -364,21 +371,84 @@ class CanaryClient:
                     content = b"".join([part async for part in _bounded(response, _LARGEST_REPLY)])
                     error = httpx.Response(response.status_code, content=content)
                     return Reply(response.status_code, error_message(error))
+                stream.begin(response)
                 async for text in _events(response):
-                    if text == _DONE:
-                        done = True
-                        continue
-                    event = _json(text)
-                    reply = _with_fields(reply, event)
-                    if event.get("choices"):
-                        events.append(time.monotonic() - started)
-                        if at_event is not None and await at_event(reply):
+                    if stream.take(text) and at_event is not None:
+                        if await at_event(stream.reply()):
                             break
         except TimeoutError:
-            return Reply(0, f"the stream did not end within {self._timeout:g} s")
+            stream.fail(f"the stream did not end within {self._timeout:g} s")
         except httpx.HTTPError as error:
-            return Reply(0, network_reason(error))
-        return replace(reply, events=tuple(events), done=done, seconds=time.monotonic() - started)
+            stream.fail(network_reason(error))
+        return stream.reply()
+
+
+class _StreamReader:
+    """Makes the reply of a stream from its events. ``started``: of the request."""
+
+    def __init__(self, started: float) -> None:
+        self._started = started
+        self._reply = Reply(0)
+        self._events: list[float] = []
+        self._texts = 0
+        self._ids: set[str] = set()
+        self._finished = False
+        self._disorder = ""
+
+    def begin(self, response: httpx.Response) -> None:
+        """Note that the head of the response came."""
+        content_type = response.headers.get("content-type", "").partition(";")[0]
+        is_stream = content_type in ("text/event-stream", "")
+        problem = "" if is_stream else f"{content_type} instead of a stream"
+        decision = response.headers.get(_DECISION, "")
+        self._reply = replace(self._reply, status=200, problem=problem, decision=decision)
+
+    def take(self, text: str) -> bool:
+        """Take the data of an event; returns whether it has choices."""
+        if self._reply.done:
+            self._disorder = self._disorder or "an event after [DONE]"
+        if text == _DONE:
+            self._reply = replace(self._reply, done=True)
+            return False
+        event = _json(text)
+        error = event.get("error") or (event if event.get("object") == "error" else None)
+        if error:
+            message = mapping(error).get("message") or error
+            self.fail(f"an error in the stream: {str(message)[:200]}")
+        self._reply = _with_fields(self._reply, event)
+        choices = event.get("choices")
+        if not isinstance(choices, list) or not choices:
+            return False
+        self._events.append(time.monotonic() - self._started)
+        self._take_choice(mapping(choices[0]), str(event.get("id", "")))
+        return True
+
+    def fail(self, problem: str) -> None:
+        """Note why the answer is not whole; the first problem stays."""
+        self._reply = replace(self._reply, problem=self._reply.problem or problem)
+
+    def reply(self) -> Reply:
+        """The reply, when the stream has ended."""
+        if not self._events and self._reply.status == 200:
+            self.fail("a stream without output")
+        return replace(
+            self._reply,
+            events=tuple(self._events),
+            texts=self._texts,
+            disorder=self._disorder,
+            seconds=time.monotonic() - self._started,
+        )
+
+    def _take_choice(self, choice: Mapping[str, Any], answer_id: str) -> None:
+        delta = mapping(choice.get("delta"))
+        self._ids.add(answer_id)
+        if len(self._ids) > 1:
+            self._disorder = self._disorder or "events of another answer"
+        if any(delta.get(name) for name in _OUTPUT):
+            self._texts += 1
+            if self._finished:
+                self._disorder = self._disorder or "text after the event with finish_reason"
+        self._finished = self._finished or bool(choice.get("finish_reason"))
 
 
 async def _bounded(response: httpx.Response, limit: int) -> AsyncIterator[bytes]:
@@ -407,6 +477,14 @@ def _json(text: str) -> Mapping[str, Any]:
         return mapping(read_json(text.encode(), "event"))
     except WireError:
         return {}
+
+
+def _read_answer(reply: Reply, response: httpx.Response) -> Reply:
+    """``reply`` with what a whole answer of status 200 has: an error, or counts and workers."""
+    document = json_object(response)
+    if document.get("choices"):
+        return _with_fields(reply, document)
+    return replace(reply, problem=error_message(response) or "an answer without choices")
 
 
 def _with_fields(reply: Reply, document: Mapping[str, Any]) -> Reply:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dynctl.experiments.canary import Expectation
 from dynctl.experiments.groups.group import Bench, Group
 from dynctl.findings.runner import Check, Found, Outcome, Passed, Skipped, Wrong, found
 
@@ -31,7 +30,7 @@ class Comparison:
 @dataclass(frozen=True, slots=True)
 class IndexFacts:
     """``skipped``: why nothing could be compared. ``uncompared``: replies without a count or a
-    decision of one worker alone."""
+    decision."""
 
     compared: Sequence[Comparison]
     uncompared: int = 0
@@ -50,12 +49,15 @@ async def _gather(bench: Bench) -> IndexFacts:
     texts = [bench.prompts.fresh(_WORDS) for _ in range(_PROMPTS)]
     await bench.client.chats(*map(bench.chat, texts))
     await bench.pause(bench.settle_s)
+    replies = [await bench.client.chat(bench.chat(text)) for text in texts]
     compared = []
-    for text in texts:
-        reply = await bench.client.chat(bench.chat(text))
-        expectation = await bench.client.expectation(reply)
-        if isinstance(expectation, Expectation) and reply.cached_tokens is not None:
-            compared.append(Comparison(expectation.worker, expectation.tokens, reply.cached_tokens))
+    if any(reply.cached_tokens is not None for reply in replies):
+        for reply in replies:
+            expectation = await bench.client.expectation(reply)
+            if expectation is not None:
+                # vLLM leaves out a count of 0.
+                reused = reply.cached_tokens or 0
+                compared.append(Comparison(expectation.worker, expectation.tokens, reused))
     return IndexFacts(compared, len(texts) - len(compared))
 
 
@@ -64,8 +66,7 @@ def _nothing(facts: IndexFacts) -> Skipped | None:
         return facts.skipped
     if not facts.compared:
         return Skipped(
-            f"none of {facts.uncompared} replies has a count of cached tokens and one worker: with "
-            "prefill and decode workers the count is that of the decode worker",
+            f"none of {facts.uncompared} replies has a count of cached tokens and a decision",
             unread=True,
         )
     return None

@@ -1,20 +1,21 @@
-"""Group "isolation": a cache salt keeps the caches of two senders apart."""
+"""Group "isolation": cache salts and adapters keep caches apart."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from dynctl.experiments.canary import Reply
-from dynctl.experiments.groups.group import Bench, Group, served_by
+from dynctl.experiments.groups.group import Bench, Group, refusal, served_by
 from dynctl.experiments.groups.reuse import OTHER_DECODE, reused, shows_miss, unjudgeable
 from dynctl.findings.runner import Check, Outcome, Passed, Skipped, Wrong, found
 
 _PROMPTS: Final = 3
 _WORDS: Final = 200
 _TRIES: Final = 4
-_MOST_REQUESTS: Final = _PROMPTS * (2 + _TRIES)
+_ADAPTER_PROMPTS: Final = 2
+_MOST_REQUESTS: Final = _PROMPTS * (2 + _TRIES) + 2 * _ADAPTER_PROMPTS
 _REFUSED: Final = frozenset({400, 403, 422})
 
 
@@ -34,8 +35,13 @@ class SaltedReplies:
 
 @dataclass(frozen=True, slots=True)
 class IsolationFacts:
+    """``adapted``: the replies of ``model`` and of its ``adapter`` to the same prompts; none where
+    the server lists no adapter of it."""
+
     model: str
     prompts: Sequence[SaltedReplies]
+    adapter: str = ""
+    adapted: Sequence[tuple[Reply, Reply]] = ()
 
     @property
     def replies(self) -> list[Reply]:
@@ -43,8 +49,13 @@ class IsolationFacts:
 
 
 async def _gather(bench: Bench) -> IsolationFacts:
+    model, rows = bench.subject.model, bench.subject.rows
     sent = [await _send_salted(bench) for _ in range(_PROMPTS)]
-    return IsolationFacts(bench.subject.model, sent)
+    adapters = [str(row["id"]) for row in rows if row.get("parent") == model]
+    if not adapters:
+        return IsolationFacts(model, sent)
+    adapted = [await _send_to_adapter(bench, adapters[0]) for _ in range(_ADAPTER_PROMPTS)]
+    return IsolationFacts(model, sent, adapters[0], adapted)
 
 
 async def _send_salted(bench: Bench) -> SaltedReplies:
@@ -54,6 +65,14 @@ async def _send_salted(bench: Bench) -> SaltedReplies:
     other = await _with_other_salt(bench, text, first)
     same = await bench.client.chat(bench.chat(text, cache_salt=salt))
     return SaltedReplies(first, other, same)
+
+
+async def _send_to_adapter(bench: Bench, adapter: str) -> tuple[Reply, Reply]:
+    """The replies of a model and of its adapter to the same prompt."""
+    chat = bench.chat(bench.prompts.fresh(_WORDS))
+    first = await bench.client.chat(chat)
+    await bench.pause(bench.settle_s)
+    return first, await bench.client.chat(replace(chat, model=adapter))
 
 
 async def _with_other_salt(bench: Bench, text: str, first: Reply) -> Reply:
@@ -101,6 +120,28 @@ def _same_salt_shares(facts: IsolationFacts) -> Outcome:
     return Passed(f"{hits} of {len(known)} prompts")
 
 
+def _adapter_shares_nothing(facts: IsolationFacts) -> Outcome:
+    if not facts.adapter:
+        return Skipped(f"the server lists no adapter of {facts.model}")
+    replies = [reply for pair in facts.adapted for reply in pair]
+    if skipped := refusal(replies) or unjudgeable(facts.replies):
+        return skipped
+    shared = [reply for _, reply in facts.adapted if reused(reply)]
+    if shared:
+        wrong = found(
+            facts.adapter,
+            base=facts.model,
+            shared=str(len(shared)),
+            prompts=str(len(facts.adapted)),
+            cached=f"{max(reply.cached_tokens or 0 for reply in shared):,}",
+        )
+        return Wrong((wrong,))
+    shown = [reply for first, reply in facts.adapted if first.place == reply.place]
+    if not shown:
+        return Skipped("the adapter answered from other workers than its base model", unread=True)
+    return Passed(f"{len(shown)} prompts of {facts.model} at {facts.adapter}")
+
+
 def _count(facts: IsolationFacts) -> str:
     return str(len(facts.prompts))
 
@@ -111,5 +152,9 @@ ISOLATION: Final = Group(
     requests=_MOST_REQUESTS,
     generated=_MOST_REQUESTS,
     gather=_gather,
-    checks=(Check("DYE0601", _keeps_apart), Check("DYE0602", _same_salt_shares)),
+    checks=(
+        Check("DYE0601", _keeps_apart),
+        Check("DYE0602", _same_salt_shares),
+        Check("DYE0603", _adapter_shares_nothing),
+    ),
 )

@@ -21,7 +21,7 @@ _LEAST_SHARE: Final = 0.5
 """Of the prompt's tokens. What blocks and a sliding window leave out is less at these lengths."""
 NOT_REPORTED: Final = (
     "no reply has usage.prompt_tokens_details.cached_tokens (vLLM: --enable-prompt-tokens-details, "
-    "SGLang: --enable-cache-report)"
+    "SGLang: --enable-cache-report), or nothing is reused: vLLM leaves out 0"
 )
 _NO_REUSE: Final = Skipped("nothing was reused (DYE0401), or only in large blocks")
 OTHER_DECODE: Final = Skipped(
@@ -73,9 +73,11 @@ def reused(reply: Reply) -> bool:
 def shows_miss(first: Reply, later: Reply) -> bool:
     """Whether a low count of ``later`` means that the blocks of ``first`` were not found.
 
-    With a prefill and a decode worker the count may be that of the decode worker: where only that
-    one changed, the prefill worker may have found them.
+    A dynctl frontend reports what the prefill worker reused. From others the count may be that of
+    the decode worker: where only that one changed, the prefill worker may have found them.
     """
+    if later.decision:
+        return True
     same_prefill = first.prefill is not None and later.prefill == first.prefill
     return not (same_prefill and later.decode not in (first.decode, None, later.prefill))
 

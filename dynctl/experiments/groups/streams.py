@@ -138,12 +138,33 @@ def _incremental(facts: StreamFacts) -> Outcome:
 
 def _ends(facts: StreamFacts) -> Outcome:
     replies = (*facts.short, *facts.long)
+    begun = [reply for reply in replies if reply.status == 200]
+    broken = [reply for reply in begun if reply.problem or not reply.done]
+    if broken:
+        problem = broken[0].problem or "no [DONE]"
+        count, streams = str(len(broken)), str(len(begun))
+        return Wrong((found(facts.model, count=count, streams=streams, problem=problem),))
+    return refusal(replies) or Passed(f"{len(replies)} streams")
+
+
+def _in_order(facts: StreamFacts) -> Outcome:
+    replies = (*facts.short, *facts.long)
     if refused := refusal(replies):
         return refused
-    open_ends = [reply for reply in replies if not reply.done]
-    if open_ends:
-        return Wrong((found(facts.model, count=str(len(open_ends)), streams=str(len(replies))),))
+    problems = [problem for problem in map(_disorder, replies) if problem]
+    if problems:
+        count, streams = str(len(problems)), str(len(replies))
+        return Wrong((found(facts.model, count=count, streams=streams, problem=problems[0]),))
     return Passed(f"{len(replies)} streams")
+
+
+def _disorder(reply: Reply) -> str:
+    """What is wrong with the events of a stream; empty if nothing."""
+    tokens = reply.completion_tokens
+    # A text has at least one token. One more event may bring what was held back at the end.
+    if tokens is not None and reply.texts > tokens + 1:
+        return f"{reply.texts} events with text for {tokens} tokens"
+    return reply.disorder
 
 
 def _usage(facts: StreamFacts) -> Outcome:
@@ -180,5 +201,6 @@ STREAMS: Final = Group(
         Check("DYE0302", _ends),
         Check("DYE0303", _usage),
         Check("DYE0304", _frees),
+        Check("DYE0305", _in_order),
     ),
 )

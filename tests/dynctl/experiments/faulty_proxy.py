@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
@@ -21,13 +21,20 @@ class Fault:
     """What a proxy without a fault does. Subclasses override one step.
 
     ``request`` changes the body of a chat, or returns the response to send. ``answer`` changes the
-    document of a whole answer, ``events`` the lines of a stream.
+    document of a whole answer, ``events`` the lines of a stream; where it raises ConnectionError,
+    the connection is cut. ``place`` chooses one of several servers.
     """
 
     def __init__(self) -> None:
         self.number = count()
 
+    def place(self, body: Body, servers: int) -> int:
+        return 0
+
     def request(self, body: Body) -> web.Response | None:
+        return None
+
+    def authorize(self, authorization: str) -> web.Response | None:
         return None
 
     def unreadable(self, data: bytes) -> web.Response | None:
@@ -44,6 +51,7 @@ class Fault:
             yield line
 
     reads_to_the_end = False
+    sends = 1
 
 
 def error(status: int, message: str) -> web.Response:
@@ -56,11 +64,13 @@ def first_text(body: Body, change: Callable[[str], str]) -> None:
 
 
 @asynccontextmanager
-async def faulty_proxy(upstream: str, fault: Fault) -> AsyncIterator[str]:
-    """The URL of a proxy before ``upstream``."""
+async def faulty_proxy(upstreams: str | Sequence[str], fault: Fault) -> AsyncIterator[str]:
+    """The URL of a proxy before one server or several."""
+    if isinstance(upstreams, str):
+        upstreams = (upstreams,)
     async with aiohttp.ClientSession() as session:
         application = web.Application(client_max_size=16 * 1024 * 1024)
-        proxy = _Proxy(upstream, fault, session)
+        proxy = _Proxy(upstreams, fault, session)
         application.router.add_post("/v1/chat/completions", proxy.chat)
         application.router.add_get("/v1/models", proxy.models)
         application.router.add_route("*", "/{path:.*}", proxy.other)
@@ -76,8 +86,10 @@ async def faulty_proxy(upstream: str, fault: Fault) -> AsyncIterator[str]:
 
 
 class _Proxy:
-    def __init__(self, upstream: str, fault: Fault, session: aiohttp.ClientSession) -> None:
-        self._upstream = upstream
+    def __init__(
+        self, upstreams: Sequence[str], fault: Fault, session: aiohttp.ClientSession
+    ) -> None:
+        self._upstreams = upstreams
         self._fault = fault
         self._session = session
         self._reading: set[asyncio.Task[None]] = set()
@@ -88,7 +100,7 @@ class _Proxy:
         await asyncio.gather(*self._reading, return_exceptions=True)
 
     async def models(self, request: web.Request) -> web.StreamResponse:
-        async with self._session.get(self._upstream + "/v1/models") as answer:
+        async with self._session.get(self._upstreams[0] + "/v1/models") as answer:
             document = await answer.json()
         return self._fault.models(document) or web.json_response(document)
 
@@ -96,35 +108,42 @@ class _Proxy:
         data = await request.read()
         headers = {"content-type": request.headers.get("content-type", "")}
         async with self._session.request(
-            request.method, self._upstream + request.path, data=data, headers=headers
+            request.method, self._upstreams[0] + request.path, data=data, headers=headers
         ) as answer:
             return web.Response(status=answer.status, body=await answer.read())
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         data = await request.read()
+        refused = self._fault.authorize(request.headers.get("authorization", ""))
+        if refused is not None:
+            return refused
         try:
             body = json.loads(data)
         except ValueError:
             response = self._fault.unreadable(data)
             if response is not None:
                 return response
-            return await self._send_on(request, data, stream=False)
+            return await self._send_on(request, data, self._upstreams[0], stream=False)
         response = self._fault.request(body)
         if response is not None:
             return response
         stream = bool(body.get("stream"))
-        return await self._send_on(request, json.dumps(body).encode(), stream=stream)
+        upstream = self._upstreams[self._fault.place(body, len(self._upstreams))]
+        data = json.dumps(body).encode()
+        for _ in range(1, self._fault.sends):
+            await self._send_on(request, data, upstream, stream=False)
+        return await self._send_on(request, data, upstream, stream=stream)
 
     async def _send_on(
-        self, request: web.Request, data: bytes, *, stream: bool
+        self, request: web.Request, data: bytes, upstream: str, *, stream: bool
     ) -> web.StreamResponse:
         headers = {"content-type": "application/json"}
         if key := request.headers.get("authorization"):
             headers["authorization"] = key
         answer = await self._session.post(
-            self._upstream + "/v1/chat/completions", data=data, headers=headers
+            upstream + "/v1/chat/completions", data=data, headers=headers
         )
-        if not stream or answer.status != 200:
+        if not stream or answer.status != 200 or answer.content_type == "application/json":
             document = await answer.json()
             if answer.status == 200:
                 self._fault.answer(document)
@@ -144,6 +163,8 @@ class _Proxy:
             if self._fault.reads_to_the_end:
                 self._reading.add(asyncio.create_task(_drain(answer)))
                 return response
+            if request.transport is not None:
+                request.transport.abort()
         answer.close()
         return response
 

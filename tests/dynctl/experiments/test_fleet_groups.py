@@ -21,7 +21,7 @@ from dynctl.experiments.shares import at_most_by_chance, share_interval
 from dynctl.findings.report import State
 from router_core import RouterConfig, ThresholdsSet
 from tests.dynctl.experiments.faulty_proxy import Body, Fault, error, faulty_proxy, first_text
-from tests.dynctl.experiments.test_trial import result_of, states, wrong
+from tests.dynctl.experiments.trials import result_of, states, wrong
 from tests.dynctl.serving.fleets import Site, site, until
 
 
