@@ -373,9 +373,10 @@ class CanaryClient:
                     return Reply(response.status_code, error_message(error))
                 stream.begin(response)
                 async for text in _events(response):
-                    if stream.take(text) and at_event is not None:
-                        if await at_event(stream.reply()):
-                            break
+                    if not stream.take(text) or at_event is None:
+                        continue
+                    if await at_event(stream.reply()):
+                        break
         except TimeoutError:
             stream.fail(f"the stream did not end within {self._timeout:g} s")
         except httpx.HTTPError as error:

@@ -199,7 +199,8 @@ class AnswersAsBusy(Fault):
             return None
         first = next(iter(self._fleet.service.router.registry)).worker_id
         named = {"prefill_worker_id": first, "decode_worker_id": first}
-        return web.json_response({"choices": [], "usage": {}, "nvext": {"worker_id": named}})
+        choices = [{"message": {"role": "assistant", "content": "word"}}]
+        return web.json_response({"choices": choices, "nvext": {"worker_id": named}})
 
 
 async def test_a_threshold_without_effect_is_found(tmp_path: Path):
