@@ -92,7 +92,8 @@ class LocalApi(Requests):
 
 
 class Api(Requests):
-    """Over HTTP. ``ca``: the authority's certificate in PEM. Close it, or use with."""
+    """Over HTTP. ``ca``: the authority's certificate in PEM; ``keys``: files of a client's own
+    certificate and its key. Close it, or use with."""
 
     def __init__(
         self,
@@ -100,6 +101,7 @@ class Api(Requests):
         token: str | None = None,
         ca: Path | None = None,
         *,
+        keys: tuple[str, str] | None = None,
         user_agent: str = "test-client",
         timeout: float = 10.0,
     ) -> None:
@@ -109,6 +111,8 @@ class Api(Requests):
         verify: ssl.SSLContext | bool = not url.startswith("http:")  # False: quicker to make.
         if ca is not None:
             verify = ssl.create_default_context(cafile=str(ca))
+            if keys is not None:
+                verify.load_cert_chain(*keys)
         self.http = httpx.Client(
             base_url=url, headers=headers, verify=verify, timeout=timeout, trust_env=False
         )

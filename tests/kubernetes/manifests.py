@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 import yaml
+from kubernetes import config
 
 from tests.kube.client import Api
 from tests.kubernetes.objects import create, namespace_of, path_of
@@ -37,3 +38,16 @@ def account_token(api: Api, account: str, namespace: str = HOME) -> str:
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
     path = f"{path_of('ServiceAccount', namespace, account)}/token"
     return str(api.create(path, body)["status"]["token"])
+
+
+def api_of(kubeconfig: Path, token: str | None = None) -> Api:
+    """As the user of a kubeconfig, or as the user of a token at the same API server."""
+    with config.new_client_from_config(config_file=str(kubeconfig)) as connection:
+        given = connection.configuration
+        authority = Path(given.ssl_ca_cert)
+        if token is not None:
+            return Api(given.host, token, authority)
+        shown = [setting["value"] or "" for setting in given.auth_settings().values()]
+        own = shown[0].removeprefix("Bearer ") if shown else None
+        keys = (given.cert_file, given.key_file) if given.cert_file else None
+        return Api(given.host, own, authority, keys=keys)

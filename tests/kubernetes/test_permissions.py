@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import pytest
 
-from tests.kube.client import Api
-from tests.kubernetes.control_plane import ControlPlane
-from tests.kubernetes.manifests import HOME, account_token, apply_accounts
-from tests.kubernetes.objects import create
+from tests.kubernetes.conftest import FOREIGN
+from tests.kubernetes.manifests import HOME, account_token, api_of, apply_accounts
+from tests.kubernetes.objects import create, path_of
 
 Rights = set[tuple[str, str]]
 """(verb, resource)."""
@@ -38,23 +39,29 @@ EXPECTED: Final[dict[str, tuple[Rights, Rights]]] = {
 
 
 @pytest.fixture(scope="module")
-def admin(control_plane: ControlPlane) -> Iterator[Api]:
-    """Of a cluster with the accounts of the manifests, and one without rights of its own."""
-    with control_plane.api() as api:
-        apply_accounts(api)
-        about = {"namespace": HOME, "name": "plain"}
+def home(kubeconfig: Path) -> Iterator[str]:
+    """A namespace with the accounts of the manifests, and one without rights of its own. In a
+    cluster that is not the suite's nothing outside of it is made."""
+    name = f"dynctl-rights-{uuid.uuid4().hex[:8]}" if FOREIGN else HOME
+    with api_of(kubeconfig) as api:
+        apply_accounts(api, name)
+        about = {"namespace": name, "name": "plain"}
         create(api, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": about})
-        yield api
+        yield name
+        if FOREIGN:
+            api.delete(path_of("Namespace", "", name))
 
 
-def rights_of(api: Api, plane: ControlPlane, account: str, namespace: str) -> Rights:
-    """What the authorizer lets an account do in a namespace."""
+def rights_of(kubeconfig: Path, account: str, home: str, namespace: str) -> Rights:
+    """What the authorizer lets an account of ``home`` do in a namespace."""
     body = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectRulesReview",
         "spec": {"namespace": namespace},
     }
-    with plane.api(account_token(api, account)) as own:
+    with api_of(kubeconfig) as api:
+        token = account_token(api, account, home)
+    with api_of(kubeconfig, token) as own:
         path = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"
         rules = own.create(path, body)["status"]["resourceRules"]
     return {
@@ -68,11 +75,13 @@ def rights_of(api: Api, plane: ControlPlane, account: str, namespace: str) -> Ri
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_an_account_may_do_what_its_process_needs_and_no_more(
-    name: str, admin: Api, control_plane: ControlPlane
+    name: str, home: str, kubeconfig: Path
 ) -> None:
-    any_account = rights_of(admin, control_plane, "plain", HOME)
     inside, everywhere = EXPECTED[name]
-    at_home = rights_of(admin, control_plane, f"dynctl-{name}", HOME)
-    elsewhere = rights_of(admin, control_plane, f"dynctl-{name}", "default")
+    if FOREIGN:
+        everywhere = set()
+    any_account = rights_of(kubeconfig, "plain", home, home)
+    at_home = rights_of(kubeconfig, f"dynctl-{name}", home, home)
+    elsewhere = rights_of(kubeconfig, f"dynctl-{name}", home, "default")
     assert at_home - any_account == inside | everywhere
     assert elsewhere - any_account == everywhere
