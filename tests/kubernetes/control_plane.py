@@ -47,6 +47,7 @@ class ControlPlane:
         self.folder, self.programs = folder, programs
         self.port = 443 if reachable else free_port()
         self.url = f"https://127.0.0.1:{self.port}"
+        self._listen = "0.0.0.0" if reachable else "127.0.0.1"
         self.etcd_url = f"http://127.0.0.1:{free_port()}"
         self._etcd_peer = f"http://127.0.0.1:{free_port()}"
         self.authority = Authority(folder / "keys")
@@ -112,7 +113,7 @@ class ControlPlane:
             "kube-apiserver",
             [
                 *(self.programs / "kube-apiserver", f"--etcd-servers={self.etcd_url}"),
-                *(f"--secure-port={self.port}", "--bind-address=0.0.0.0"),
+                *(f"--secure-port={self.port}", f"--bind-address={self._listen}"),
                 *(f"--advertise-address={ADDRESS}", "--service-cluster-ip-range=10.250.0.0/24"),
                 f"--tls-cert-file={server.certificate}",
                 f"--tls-private-key-file={server.key}",
