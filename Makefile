@@ -273,12 +273,15 @@ GO                  ?= $(or $(shell command -v go),$(KUBERNETES_HOME)/go/bin/go)
 POOLS_VERSION       := 1.2.0
 POOLS_MODULE        := sigs.k8s.io/gateway-api-inference-extension
 POOLS               := $(KUBERNETES_HOME)/inferencepools-$(POOLS_VERSION).yaml
+# Helm, which installs the chart.
+HELM_SOURCES        := $(wildcard tests/kubernetes/helm/go.*)
+HELM                := $(KUBERNETES_HOME)/helm-$(shell cat $(HELM_SOURCES) | cksum | cut -d' ' -f1)
 KUBERNETES_NODES    := $(if $(KUBECONFIG),,$(filter 0,$(shell id -u)))
 KUBERNETES_PACKAGES := containerd runc containernetworking-plugins iproute2
-KUBERNETES          := $(if $(KUBECONFIG),,$(KUBERNETES_PROGRAMS) $(POOLS) $(if $(KUBERNETES_NODES),kubernetes-packages))
+KUBERNETES          := $(if $(KUBECONFIG),,$(KUBERNETES_PROGRAMS) $(POOLS) $(if $(KUBERNETES_NODES),$(HELM) kubernetes-packages))
 
 test-kube: $(VENV)/.dev-stamp $(KUBERNETES) $(if $(KUBERNETES_NODES),$(if $(filter $(DYNAMO_VENV)/%,$(DYNCTL_DYNAMO_PYTHON)),$(DYNAMO_STAMP)))  ## the tests on a real Kubernetes 1.36 (as root with nodes; VERSION=1.34.4, KUBECONFIG=...)
-	DYNCTL_KUBERNETES_PROGRAMS="$(KUBERNETES_PROGRAMS)" DYNCTL_INFERENCE_POOLS="$(POOLS)" DYNCTL_TEST_KUBECONFIG="$(KUBECONFIG)" DYNCTL_DYNAMO_PYTHON="$(abspath $(DYNCTL_DYNAMO_PYTHON))" $(if $(KUBERNETES_NODES),tests/kubernetes/isolated.sh) $(BIN)/python -m pytest $(AGAIN) tests/kubernetes $(ARGS)
+	DYNCTL_KUBERNETES_PROGRAMS="$(KUBERNETES_PROGRAMS)" DYNCTL_INFERENCE_POOLS="$(POOLS)" DYNCTL_HELM="$(HELM)" DYNCTL_TEST_KUBECONFIG="$(KUBECONFIG)" DYNCTL_DYNAMO_PYTHON="$(abspath $(DYNCTL_DYNAMO_PYTHON))" $(if $(KUBERNETES_NODES),tests/kubernetes/isolated.sh) $(BIN)/python -m pytest $(AGAIN) tests/kubernetes $(ARGS)
 
 $(KUBERNETES_PROGRAMS): | $(BIN)/python
 	@mkdir -p $(KUBERNETES_HOME)
@@ -291,6 +294,10 @@ $(POOLS): | $(KUBERNETES_PROGRAMS)
 	  folder = json.load(sys.stdin)["Dir"]; \
 	  shutil.copyfile(f"{folder}/config/crd/bases/inference.networking.k8s.io_inferencepools.yaml", sys.argv[1])' "$@" \
 	  || echo "left out: InferencePools"
+
+$(HELM): | $(KUBERNETES_PROGRAMS)
+	@echo "building Helm into $@"
+	@cd tests/kubernetes/helm && CGO_ENABLED=0 GOFLAGS=-p=2 GOWORK=off nice "$(GO)" build -trimpath -ldflags "-s -w" -o $@ helm.sh/helm/v4/cmd/helm || echo "left out: Helm"
 
 .PHONY: kubernetes-packages
 kubernetes-packages:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import threading
+from typing import Protocol
 
-from tests.dynamo.ours import OurFrontend
+from tests.dynamo.client import Answer
+
+
+class Chat(Protocol):
+    """A frontend, or what sends to one."""
+
+    def chat(self, text: str, /) -> Answer: ...
 
 
 class Chats:
     """Sends them from a thread until the block ends. ``statuses``: of each."""
 
-    def __init__(self, frontend: OurFrontend) -> None:
+    def __init__(self, frontend: Chat) -> None:
         self.statuses: list[int] = []
         self._frontend = frontend
         self._ended = threading.Event()

@@ -105,7 +105,7 @@ def checkout_image(path: Path, name: str, folder: Path) -> Path:
     """The image of this checkout. ``folder``: for its wheel."""
     layer = Layer(path.with_suffix(".layer"))
     packages = f"{ENVIRONMENT[1:]}/lib/python{sysconfig.get_python_version()}/site-packages"
-    modules = [*add_python(layer), *add_dependencies(layer, packages)]
+    modules = [*add_python(layer), *add_dependencies(layer, packages), add_openssl(layer)]
     for source in files_of(install_wheel(folder)):
         layer.add_file(f"{packages}/{source.relative_to(folder / 'installed')}", source)
     for library in libraries_of(modules):
@@ -155,6 +155,14 @@ def add_dependencies(layer: Layer, packages: str) -> Iterator[Path]:
             layer.add_file(f"{packages}/{file}", source)
             if ".so" in source.suffixes:
                 yield source
+
+
+def add_openssl(layer: Layer) -> Path:
+    """The program, which `serve epp` runs: python:slim has it as what ca-certificates needs."""
+    program = Path("/usr/bin/openssl")
+    layer.add_file("usr/bin/openssl", program)
+    layer.add_file("usr/lib/ssl/openssl.cnf", Path("/usr/lib/ssl/openssl.cnf"))
+    return program
 
 
 def install_wheel(folder: Path) -> Path:

@@ -48,7 +48,7 @@ def container(name: str, *words: str, **more: Any) -> Json:
     }
 
 
-def engines(name: str, replicas: int, *, attached: bool = False) -> Json:
+def engines(name: str, replicas: int, *, attached: bool = False, namespace: str = SPACE) -> Json:
     """A Deployment of engines. ``attached``: a sidecar registers each as a worker."""
     labels = {**(_LABELS if attached else {}), "name": name}
     probe = {"periodSeconds": 2, "timeoutSeconds": 5, "failureThreshold": 30}
@@ -68,7 +68,7 @@ def engines(name: str, replicas: int, *, attached: bool = False) -> Json:
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": {"name": name, "namespace": SPACE},
+        "metadata": {"name": name, "namespace": namespace},
         "spec": {
             "replicas": replicas,
             "selector": {"matchLabels": {"name": name}},
