@@ -5,13 +5,23 @@
 # machine does not permit namespaces, it finds the reason in DYNCTL_TEST_NOT_ISOLATED instead.
 set -eu
 
-# Control groups outlive their processes. Those of runs that were killed go too.
+control_groups() { # DIRECTORY [ACTION...]: those that are named after it
+  name=${1##*/}
+  shift
+  find /sys/fs/cgroup -depth -type d -path "*/$name*" "$@" 2>/dev/null
+}
+
+# Control groups outlive their processes. Those of runs that were killed go too. What a signal ends may still
+# write for a moment.
 clean() {
   for state in /tmp/dynctl-kubernetes-*; do
     [ -d "$state" ] || continue
     [ -d "/proc/${state##*-}" ] && [ "${state##*-}" != $$ ] && continue
-    find /sys/fs/cgroup -depth -type d -path "*/${state##*/}*" -exec rmdir {} + 2>/dev/null || true
-    rm -rf "$state"
+    for _ in 1 2 3 4 5 6 7 8 9 10; do
+      control_groups "$state" -exec rmdir {} + || true
+      if rm -rf "$state" 2>/dev/null && [ -z "$(control_groups "$state")" ]; then break; fi
+      sleep 0.5
+    done
   done
 }
 
