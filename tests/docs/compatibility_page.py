@@ -93,7 +93,7 @@ clients that leave, a picker that is killed, TLS |
 | Dynamo 1.6.1 (`--discovery`, `--dynamo-frontend`) | its frontends with \
 `--router-mode direct` send each request to the workers of the picker's headers, prefill \
 and decode |
-| InferencePool `inference.networking.k8s.io/v1` | on the simulated API server |
+| InferencePool `inference.networking.k8s.io/v1` | on a real Kubernetes 1.36 |
 | Envoy Gateway, Istio, kgateway, llm-d's sidecar, Dynamo's sidecar | not tried: \
 from their documentation |
 
@@ -101,9 +101,8 @@ from their documentation |
 
 | version | tried |
 |---|---|
-| 1.36.3 (`make test-kube`) | two nodes with a real Dynamo: `topology verify` with ten \
-faults and with dead kubelets, `topology sync`, API servers that restart or refuse, rights of \
-each account |
+| 1.36.3 (`make test-kube`) | two nodes with a real Dynamo: `topology verify` with faults, \
+`topology sync`, `serve attach`, lost nodes and API servers, each account, the chart under Helm |
 """
 
 
