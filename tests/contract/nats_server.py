@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 from tests.contract.zmq_publisher import PATIENCE
 from tests.ports import free_port
@@ -83,6 +84,21 @@ class NatsServer:
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
+
+
+async def end_without_report(client: Any) -> None:
+    """End a connection of the library as a network error does while it has something to write: it
+    calls nothing that its user has set."""
+
+    async def fail() -> None:
+        raise ConnectionResetError
+
+    client._transport.drain = fail
+    client._pending, client._pending_data_size = [b"PING\r\n"], 6
+    with contextlib.suppress(ConnectionResetError):
+        await client.close()
+    assert client.is_closed
+    client._transport.close()
 
 
 def nats_cluster(directory: Path, count: int = 3) -> list[NatsServer]:

@@ -9,6 +9,7 @@ import socket
 import pytest
 import zmq
 import zmq.asyncio
+from nats.aio.client import Client
 
 from dynctl.adapters.nats.address import NatsAuth, nats_servers
 from dynctl.adapters.nats.dynamo_events import NatsBounds, NatsEventPlane
@@ -26,7 +27,7 @@ from tests.contract.event_rigs import (
     envelope,
     nats_plane,
 )
-from tests.contract.nats_server import nats_server
+from tests.contract.nats_server import end_without_report, nats_server
 from tests.contract.zmq_publisher import PATIENCE, running
 from tests.waiting import patience
 
@@ -210,6 +211,25 @@ async def test_followers_hear_why_it_cannot_be_reached_and_it_goes_on_trying(tmp
     for heard in (first, late):
         assert heard.codes == ["CHANNEL_DISCONNECTED", "CHANNEL_CONNECTED"]
         assert server.address in heard.conditions[0].message
+
+
+async def test_an_end_that_the_library_does_not_report_is_noticed(tmp_path, monkeypatch):
+    clients = []
+
+    class KnownClient(Client):
+        def __init__(self):
+            super().__init__()
+            clients.append(self)
+
+    monkeypatch.setattr("dynctl.adapters.nats.dynamo_events.Client", KnownClient)
+    async with nats_server(tmp_path) as server:
+        plane = nats_plane(server, ping=0.1)
+        heard = Recorder()
+        async with running(plane.follow(CHANNEL, heard).run()):
+            await heard.until_code("CHANNEL_CONNECTED")
+            await end_without_report(clients[0])
+            await heard.until_code("CHANNEL_CONNECTED", 2)
+        await plane.close()
 
 
 async def test_it_takes_the_server_that_answers(tmp_path):

@@ -19,7 +19,7 @@ from dynctl.adapters.ports import PlaneInterrupted, RequestPlaneError
 from dynctl.base.errors import Unreachable
 from tests.contract.certificates import Authority
 from tests.contract.nats_accounts import NatsAccounts
-from tests.contract.nats_server import nats_server
+from tests.contract.nats_server import end_without_report, nats_server
 from tests.waiting import patience, until
 
 
@@ -208,6 +208,36 @@ async def test_a_request_ends_when_its_connection_ends(tmp_path: Path) -> None:
                 asked = asyncio.create_task(messenger.request("slow", b"", {}, 3600.0))
                 await heard.wait()
                 await server.kill()
+                with pytest.raises(PlaneInterrupted) as caught:
+                    await asked
+            assert caught.value.kind == "plane"
+        finally:
+            await messenger.close()
+            await worker.close()
+
+
+async def test_a_request_ends_with_its_connection_where_the_library_does_not_report_the_end(
+    tmp_path: Path,
+) -> None:
+    """The next request finds it closed, and connects again."""
+
+    async def keep(_message: Msg) -> None:
+        heard.set()
+
+    heard = asyncio.Event()
+    async with nats_server(tmp_path) as server:
+        worker = Client()
+        await worker.connect(f"nats://{server.address}")
+        await worker.subscribe("slow", cb=keep)
+        await worker.flush()
+        messenger = NatsMessenger(f"nats://{server.address}")
+        client = await messenger.connected()
+        try:
+            async with asyncio.timeout(patience(30)):
+                asked = asyncio.create_task(messenger.request("slow", b"", {}, 3600.0))
+                await heard.wait()
+                await end_without_report(client)
+                assert await messenger.connected() is not client
                 with pytest.raises(PlaneInterrupted) as caught:
                     await asked
             assert caught.value.kind == "plane"

@@ -264,7 +264,15 @@ class NatsEventPlane:
                 await client.flush()
                 await client.flush()
                 self._connect_all()
-                await self._wake.wait()
+                await self._change(client)
+
+    async def _change(self, client: Client) -> None:
+        """Wait for other followers, or for the end of the connection, which the library does not
+        report after some errors."""
+        while not (self._wake.is_set() or client.is_closed):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._bounds.ping):
+                    await self._wake.wait()
 
     async def _subscribe(self, client: Client, subject: str) -> Subscription:
         turn = size = 0

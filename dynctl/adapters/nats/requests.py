@@ -287,8 +287,12 @@ class NatsMessenger:
                         await self._open.wait()
 
     async def _connected(self) -> _Connection:
-        if self._connection is not None and not self._connection.client.is_closed:
-            return self._connection
+        connection = self._connection
+        if connection is not None:
+            if not connection.client.is_closed:
+                return connection
+            # The library reports the end of a connection late; after some errors it does not.
+            self._drop(connection)
         # One attempt for all that wait: a server that never responds costs each the same seconds.
         if self._dialing is None or self._dialing.done():
             self._dialing = asyncio.create_task(self._connect(), name="nats-dial")
@@ -351,11 +355,15 @@ class NatsMessenger:
                 break  # else this process stood still, and the response may be here
         connection = self._connection
         if connection is not None and connection.client is client:
-            self._connection = None
-            self._lose(f"needs NATS, which does not respond: {connection.server.title}")
-            connection.interrupt()
+            self._drop(connection, f"needs NATS, which does not respond: {connection.server.title}")
             await hang_up(client)
         return False
+
+    def _drop(self, connection: _Connection, problem: str | None = None) -> None:
+        """The connection ended, and so does the wait of its requests."""
+        self._connection = None
+        self._lose(problem)
+        connection.interrupt()
 
     def _lose(self, problem: str | None) -> None:
         """There is no connection, and a problem unless it is not known yet; connect again."""
@@ -400,9 +408,7 @@ class NatsMessenger:
         async def closed() -> None:
             connection = self._connection
             if connection is not None and connection.client is client:
-                self._connection = None
-                self._lose(None)
-                connection.interrupt()
+                self._drop(connection)
 
         # The library's types are whole seconds; it accepts fractions.
         await client.connect(
