@@ -149,9 +149,11 @@ DYNCTL_DYNAMO_PYTHON ?= $(DYNAMO_VENV)/bin/python
 test-dynamo: $(VENV)/.dev-stamp $(if $(filter $(DYNAMO_VENV)/%,$(DYNCTL_DYNAMO_PYTHON)),$(DYNAMO_STAMP))  ## the tests against a real Dynamo 1.6.1 with mock workers (VERSION=1.5.1: another version)
 	DYNCTL_DYNAMO_PYTHON="$(abspath $(DYNCTL_DYNAMO_PYTHON))" $(BIN)/python -m pytest $(DYNAMO_PARALLEL) $(AGAIN) $(DYNAMO_TESTS) $(ARGS)
 
-# Servers that die, stop and come back. The tests mostly wait.
+# Servers that die, stop and come back. The tests mostly wait: those of the clusters in one process,
+# files with servers of their own in another.
+PLANES_PARALLEL := --numprocesses 2 --dist loadgroup
 test-planes: $(VENV)/.dev-stamp $(if $(filter $(DYNAMO_VENV)/%,$(DYNCTL_DYNAMO_PYTHON)),$(DYNAMO_STAMP))  ## three etcd members and three NATS servers that fail, under a real Dynamo's workers
-	DYNCTL_DYNAMO_PYTHON="$(abspath $(DYNCTL_DYNAMO_PYTHON))" $(BIN)/python -m pytest $(AGAIN) tests/planes $(ARGS)
+	DYNCTL_DYNAMO_PYTHON="$(abspath $(DYNCTL_DYNAMO_PYTHON))" $(BIN)/python -m pytest $(PLANES_PARALLEL) $(AGAIN) tests/planes $(ARGS)
 
 $(DYNAMO_STAMP): | $(BIN)/python
 	@echo "installing Dynamo into $(DYNAMO_VENV)"

@@ -101,8 +101,7 @@ class Attached:
 
     @property
     def instance_id(self) -> int:
-        log = "\n".join(self.sidecar.lines())
-        return int(re.findall(r"as instance ([0-9a-f]+)", log)[-1], 16)
+        return registered_id(self.sidecar)
 
     def load(self) -> dict[str, Any]:
         return dict(fetched(f"{self.url}/load").json())
@@ -110,6 +109,16 @@ class Attached:
     def slow(self, factor: float) -> None:
         """The engine takes so many times longer from now on."""
         posted(f"{self.url}/engine/faults", {"slow_factor": factor})
+
+
+def registered_id(sidecar: Process) -> int:
+    """The id under which it registered last. Its log may have it after discovery."""
+
+    def ids() -> list[str]:
+        return re.findall(r"as instance ([0-9a-f]+)", "\n".join(sidecar.lines()))
+
+    until_now(ids)
+    return int(ids()[-1], 16)
 
 
 def fetched(url: str) -> httpx.Response:

@@ -21,6 +21,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)  # before the plugin reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several processes: all tests of the clusters in one, and files stay together."""
+    for item in items:
+        shares = "workers" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("clusters" if shares else item.path.name))
+
+
 @pytest.fixture(scope="session")
 def scores(pytestconfig: pytest.Config) -> Iterator[Scores]:
     found = Scores()

@@ -74,6 +74,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         fleet = stack.enter_context(
             DynamoFleet(
                 aggregated(2),
+                frontends=(),
                 discovery="etcd",
                 etcd_endpoints=etcd.url,
                 event_plane="nats",

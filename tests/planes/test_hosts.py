@@ -7,7 +7,6 @@ others. Skipped without the right to make namespaces.
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import time
@@ -23,7 +22,7 @@ from tests.dynamo.client import Answer
 from tests.dynamo.fleet import TINY_MODEL, DynamoFleet
 from tests.dynamo.ours import FOREIGN, OurFrontend, frontend_of, wait
 from tests.dynamo.processes import Process, ProcessGroup
-from tests.dynamo.test_attach import workers
+from tests.dynamo.test_attach import registered_id, workers
 from tests.planes.relay import Relay
 from tests.planes.traffic import Scores
 from tests.ports import free_port
@@ -52,8 +51,7 @@ class Host:
 
     @property
     def instance_id(self) -> int:
-        log = "\n".join(self.sidecar.lines())
-        return int(re.findall(r"as instance ([0-9a-f]+)", log)[-1], 16)
+        return registered_id(self.sidecar)
 
     @contextmanager
     def vanished(self) -> Iterator[None]:
@@ -145,12 +143,16 @@ def test_the_host_of_a_worker_vanishes_and_returns(place: Place, scores: Scores)
     with scores.traffic(fault, place.ours, place.fleet.frontend, clients=200) as requests:
         time.sleep(1)
         with place.hosts[0].vanished():
+            gone = time.monotonic()
             time.sleep(12)
             assert place.hosts[1].instance_id in place.ours.ready()
         began = time.monotonic()
         wait(place.ours, lambda: len(place.ours.ready()) == 2, "both workers")
         requests.right_s = time.monotonic() - began
     assert not requests.lost, requests.lost[:3]
+    new = [outcome.seconds for outcome in requests.outcomes if gone + 0.5 < outcome.at < began]
+    assert len(new) > 20
+    assert max(new) < 8  # and not the 10 s that a worker has to accept a request
     assert place.hosts[0].instance_id == known
 
 

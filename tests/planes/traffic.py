@@ -6,6 +6,7 @@ Dynamo's: ``make test-planes ARGS=--record`` writes them, and docs/reliability.m
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
 import threading
@@ -130,18 +131,21 @@ class Scores:
         self._runs.append((fault, requests, theirs))
 
     def write(self) -> None:
-        """Write one row for each fault; those of faults that did not run stay."""
-        rows: dict[str, Score] = {row["fault"]: row for row in json.loads(SCORES.read_text())}
-        for fault, _, _ in self._runs:
-            rows.pop(fault, None)
+        """Write one row for each fault; those of faults that did not run here stay."""
+        own: dict[str, Score] = {}
         for fault, requests, theirs in self._runs:
             row = _score(fault, requests, theirs)
-            known = rows.setdefault(row["fault"], row)
+            known = own.setdefault(fault, row)
             if known is not row:
                 _add(known["ours"], row["ours"])
                 if known["dynamo"] is not None and row["dynamo"] is not None:
                     _add(known["dynamo"], row["dynamo"])
-        SCORES.write_text(json.dumps(list(rows.values()), indent=1) + "\n")
+        with SCORES.open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # another process of the run has its own
+            rows = {row["fault"]: row for row in json.load(file)} | own
+            file.seek(0)
+            file.truncate()
+            file.write(json.dumps(list(rows.values()), indent=1) + "\n")
 
 
 def _score(fault: str, ours: Traffic, dynamo: Traffic | None) -> Score:
