@@ -392,9 +392,10 @@ class RequestPlane(Protocol):
 class RequestPlaneError(Exception):
     """A request to a worker failed; the message has the worker and the problem.
 
-    ``kind``: ``refused`` (no process listens), ``connect``, ``timeout``, ``reset`` (the connection
-    ended), ``refusal`` (the worker's own words), ``plane`` (the server between us and all workers
-    is not reachable), ``size`` (that server takes no request of this size) or ``protocol``.
+    ``kind``: ``refused`` (no process listens), ``connect``, ``vanished`` (the host does not respond
+    any more), ``timeout``, ``reset`` (the connection ended), ``refusal`` (the worker's own words),
+    ``plane`` (the server between us and all workers is not reachable), ``size`` (that server takes
+    no request of this size) or ``protocol``.
     ``gone``: no other worker is reachable either, after a wait.
     """
 

@@ -5,6 +5,8 @@ A request goes to the worker over TCP or over NATS; the response always arrives 
 
 import asyncio
 import ipaddress
+import socket
+import sys
 import uuid
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -52,6 +54,17 @@ _IDLE_S: Final = 30.0
 _UNACKNOWLEDGED: Final = 16_384
 
 
+#: Seconds without a sign of a worker's host before a request is sent to another worker, and seconds
+#: between two looks.
+_HOST_S: Final = 2.0
+_LOOK_S: Final = 0.25
+#: Of Linux's struct tcp_info: its size, and where its fields are.
+_TCP_INFO_BYTES: Final = 104
+_RETRANSMITS: Final = 2
+_UNACKNOWLEDGED_SEGMENTS: Final = slice(24, 28)
+_SINCE_LAST_SIGN_MS: Final = slice(56, 60)
+
+
 #: How often a request is sent over NATS while servers fail under it.
 _SENDINGS: Final = 3
 
@@ -64,7 +77,7 @@ class RequestLimits:
     ``port``: where responses arrive; 0: a free port.
     """
 
-    connect_s: float = 3.0
+    connect_s: float = 2.0
     handshake_s: float = 5.0
     strangers: int = 64
     connections: int = 4
@@ -267,11 +280,15 @@ class TcpRequestPlane:
             )
         except WireError as error:
             _fail(instance, f"cannot be requested: {error}")
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout
+        late = loop.call_later(min(timeout, _HOST_S), connection.judge, accepted, until)
         try:
-            async with asyncio.timeout(timeout):
-                refusal = await connection.request(request, accepted)
+            refusal = await connection.request(request, accepted)
+        except _HostSilent:
+            problem = f"is not reachable: its host has not responded for {_HOST_S:g} s"
+            _fail(instance, problem, kind="vanished")
         except TimeoutError:
-            connection.abort()
             _fail(instance, f"did not accept the request within {timeout:g} s", kind="timeout")
         except OSError as error:
             _fail(
@@ -281,6 +298,8 @@ class TcpRequestPlane:
             )
         except WireError as error:
             _fail(instance, f"does not use Dynamo's request plane: {error}")
+        finally:
+            late.cancel()
         if refusal is None:
             _fail(instance, "closed the connection before it accepted the request", kind="reset")
         if refusal:
@@ -413,6 +432,10 @@ class TcpRequestPlane:
             )
 
 
+class _HostSilent(Exception):
+    """The host of a worker does not acknowledge what is sent to it."""
+
+
 @dataclass(slots=True)
 class _Worker:
     """The connections to one address of a worker."""
@@ -466,6 +489,38 @@ class _WorkerConnection(asyncio.Protocol):
         if self._writable is not None:
             await asyncio.shield(self._writable)
         return await acknowledged
+
+    def judge(self, acknowledged: asyncio.Future[str | None], until: float) -> None:
+        """End the wait for a late acknowledgement: at ``until``, and before it if the worker's host
+        is silent. A worker that is stopped or busy has a host that responds."""
+        if acknowledged.done():
+            return
+        loop = asyncio.get_running_loop()
+        silent, now = self._host_is_silent(), loop.time()
+        if not silent and now < until:
+            loop.call_at(min(now + _LOOK_S, until), self.judge, acknowledged, until)
+            return
+        if silent:
+            self._end(_HostSilent())
+        else:
+            acknowledged.set_exception(TimeoutError())
+            acknowledged.exception()  # its request may have been cancelled
+        self.abort()
+
+    def _host_is_silent(self) -> bool:
+        """Whether the system sends again and again, and gets no sign that it arrives."""
+        if self._transport is None or not hasattr(socket, "TCP_INFO"):
+            return False  # not on Linux
+        connection = self._transport.get_extra_info("socket")
+        try:
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+        except OSError:
+            return False
+        return (
+            info[_RETRANSMITS] > 0
+            and any(info[_UNACKNOWLEDGED_SEGMENTS])
+            and int.from_bytes(info[_SINCE_LAST_SIGN_MS], sys.byteorder) >= 1000 * _HOST_S
+        )
 
     def abort(self) -> None:
         """Cut it; its requests without an acknowledgement end."""
@@ -528,6 +583,7 @@ class _WorkerConnection(asyncio.Protocol):
                 acknowledged.set_result(None)
             else:
                 acknowledged.set_exception(error)
+                acknowledged.exception()  # its request may have been cancelled
 
     def _check_idle(self) -> None:
         loop = asyncio.get_running_loop()

@@ -53,6 +53,7 @@ _UNAVAILABLE: Final = "WorkerUnavailable"
 _ERRORS: Final[Mapping[str, ErrorKind]] = {
     "refused": "CannotConnect",
     "connect": "CannotConnect",
+    "vanished": "CannotConnect",
     "plane": "CannotConnect",
     "timeout": "ConnectionTimeout",
     "reset": "Disconnected",
@@ -60,7 +61,7 @@ _ERRORS: Final[Mapping[str, ErrorKind]] = {
     "size": "InvalidArgument",
 }
 #: Failures after which another worker may get the request: this one never began.
-_NOT_BEGUN: Final = frozenset({"refused", "connect", "refusal"})
+_NOT_BEGUN: Final = frozenset({"refused", "connect", "vanished", "refusal"})
 #: Workers that may die of one request.
 _MOST_DEAD: Final = 2
 

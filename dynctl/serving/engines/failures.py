@@ -20,10 +20,11 @@ _TOO_LARGE = 413
 class UpstreamFailure(Exception):
     """A request to an engine failed.
 
-    ``kind``: ``refused`` (no process listens), ``connect``, ``reset``, ``timeout``, ``status`` (an
-    error answer, then ``status``, ``body`` and ``content_type`` hold it), ``protocol`` (not the
-    answer of an engine), ``ejected`` (the engine was ejected while the request waited) or ``plane``
-    (what is between us and all engines is not reachable; no engine failed).
+    ``kind``: ``refused`` (no process listens), ``connect``, ``vanished`` (the host does not respond
+    any more), ``reset``, ``timeout``, ``status`` (an error answer, then ``status``, ``body`` and
+    ``content_type`` hold it), ``protocol`` (not the answer of an engine), ``ejected`` (the engine
+    was ejected while the request waited) or ``plane`` (what is between us and all engines is not
+    reachable; no engine failed).
     ``retryable``: another engine may succeed. ``shown``: the client's stream has its error already.
     ``plane_gone``: the request has waited for what is between us and all engines.
     """

@@ -79,7 +79,7 @@ _NOT_FOUND = 404
 #: Statuses of a probe where the engine has no health endpoint: it is up.
 _NO_HEALTH_ENDPOINT = (404, 405)
 #: Failures of requests that a process can cause by standing still.
-_MAY_BE_OURS = ("connect", "reset", "timeout")
+_MAY_BE_OURS = ("connect", "vanished", "reset", "timeout")
 #: Seconds between two readings of an engine's names because it does not serve one.
 _NAMES_S = 1.0
 WAITING = "waiting for its first health probe"

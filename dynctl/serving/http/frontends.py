@@ -71,7 +71,8 @@ _MAX_NAME: Final = 64
 _MAX_ENDED: Final = 1024
 _OUTCOMES: Final = ("success", "refused", "upstream_error", "client_error", "cancelled", "internal")
 _FAILURES: Final = (
-    "refused", "connect", "reset", "timeout", "status", "protocol", "ejected", "plane"
+    *("refused", "connect", "vanished", "reset", "timeout", "status", "protocol", "ejected"),
+    "plane",
 )  # fmt: skip
 
 _log = logging.getLogger(__name__)

@@ -62,7 +62,7 @@ QUEUE_WAIT_HEADER: Final = "x-dynctl-queue-wait-ms"
 QUEUE_UNUSED_HEADER: Final = "x-dynctl-queue-unused"
 _ENGINE_FAILED = "the engine failed; try again"
 #: Failures of an engine that went: another one, or its next process, may be there soon.
-_WENT: Final = ("refused", "connect", "reset", "ejected")
+_WENT: Final = ("refused", "connect", "vanished", "reset", "ejected")
 
 
 class OutputBlocks:
