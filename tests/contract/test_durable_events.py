@@ -63,9 +63,9 @@ class Rig:
         self.client = Client()
         await self.client.connect(self.url, allow_reconnect=False)
 
-    async def create(self) -> None:
+    async def create(self, **limits: Any) -> None:
         js = self.client.jetstream()
-        await js.add_stream(StreamConfig(STREAM, subjects=[f"{STREAM}.*"]))
+        await js.add_stream(StreamConfig(STREAM, subjects=[f"{STREAM}.*"], **limits))
 
     async def publish(self, worker_id: int, *numbers: int, **more: Any) -> None:
         for number in numbers:
@@ -225,6 +225,40 @@ async def test_without_the_stream_nothing_counts_as_read(tmp_path: Path) -> None
         await made.publish(WORKER, 4)
         await until(lambda: made.numbers(WORKER) == [0, 1, 4])
         await until(lambda: made.last_condition(WORKER) == ("EVENTS_LOST", 2))
+
+
+async def test_a_stream_that_is_full_loses_its_oldest_messages_while_the_reader_is_away(
+    tmp_path: Path,
+) -> None:
+    async with rig(tmp_path) as (made, _):
+        await made.create(max_msgs=3)
+        await made.publish(WORKER, 0, 1)
+        made.events.attach(WORKER, [0])
+        made.follow()
+        await made.events.settled()
+        assert made.events.not_current() == {}
+        assert made.task is not None
+        await end_tasks([made.task])
+        await made.publish(WORKER, 2, 3, 4, 5, 6)
+        made.follow()
+        await until(lambda: made.numbers(WORKER)[-1] == 6)
+        assert 3 not in made.numbers(WORKER)
+        await until(lambda: made.last_condition(WORKER) == ("EVENTS_LOST", 2))
+
+
+async def test_events_of_a_stream_that_are_published_again_count_once(tmp_path: Path) -> None:
+    async with rig(tmp_path) as (made, _):
+        await made.create()
+        made.events.attach(WORKER, [0])
+        await made.publish(WORKER, 0, 1, 2)
+        made.follow()
+        await made.events.settled()
+        for _ in range(2):
+            await made.publish(WORKER, 0, 1, 2)
+        await made.publish(WORKER, 3)
+        await until(lambda: 3 in made.numbers(WORKER))
+        assert made.numbers(WORKER) == [0, 1, 2, 3]
+        assert made.events.not_current() == {}
 
 
 @pytest.mark.seed("router-guide: events: snapshots")
