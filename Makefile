@@ -151,7 +151,7 @@ test-dynamo: $(VENV)/.dev-stamp $(if $(filter $(DYNAMO_VENV)/%,$(DYNCTL_DYNAMO_P
 
 # Servers that die, stop and come back. The tests mostly wait: those of the clusters in one process,
 # files with servers of their own in another.
-PLANES_PARALLEL := --numprocesses 2 --dist loadgroup
+PLANES_PARALLEL := --numprocesses 2 --dist loadfile
 test-planes: $(VENV)/.dev-stamp $(if $(filter $(DYNAMO_VENV)/%,$(DYNCTL_DYNAMO_PYTHON)),$(DYNAMO_STAMP))  ## three etcd members and three NATS servers that fail, under a real Dynamo's workers
 	DYNCTL_DYNAMO_PYTHON="$(abspath $(DYNCTL_DYNAMO_PYTHON))" $(BIN)/python -m pytest $(PLANES_PARALLEL) $(AGAIN) tests/planes $(ARGS)
 

@@ -152,8 +152,18 @@ class EtcdServer:
         """End a lease; its keys are gone."""
         self.post("/v3/lease/revoke", ID=str(lease))
 
+    def leads(self) -> bool:
+        """Whether it is the leader of its cluster."""
+        status = self.post("/v3/maintenance/status")
+        return bool(status["leader"] == status["header"]["member_id"])
+
     def leases(self) -> int:
         return len(self.post("/v3/lease/leases").get("leases", []))
+
+    def lives(self, lease: int) -> bool:
+        """Whether a lease has not ended."""
+        rows = self.post("/v3/lease/leases").get("leases", [])
+        return any(int(row["ID"]) == lease for row in rows)
 
     def require_password(self, user: str, password: str) -> None:
         """Enable authentication; ``user`` may read everything below v1/ and nothing else."""
@@ -173,12 +183,28 @@ class EtcdServer:
         self._headers = {"Authorization": answer["token"]}
 
 
-def etcd_cluster(folder: Path, count: int = 3) -> list[EtcdServer]:
-    """Members of one cluster, which are not started."""
-    members = [EtcdServer(folder / f"etcd-{number}") for number in range(count)]
+def etcd_cluster(
+    folder: Path,
+    certificate: tuple[Path, Path] | None = None,
+    authority: Path | None = None,
+    count: int = 3,
+) -> list[EtcdServer]:
+    """Members of one cluster, which are not started. The certificate is for clients: members
+    connect to each other without TLS."""
+    members = [
+        EtcdServer(folder / f"etcd-{number}", certificate, authority) for number in range(count)
+    ]
     for member in members:
         member.cluster = members
     return members
+
+
+def start_members(members: Sequence[EtcdServer]) -> None:
+    """Start members that need each other to be healthy."""
+    for member in members:
+        member.launch()
+    for member in members:
+        member.wait_healthy()
 
 
 def _b64(value: bytes) -> str:

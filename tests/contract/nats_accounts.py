@@ -1,4 +1,4 @@
-"""Credential files of NATS: an operator, an account, and users with signed tokens that expire."""
+"""Who may connect to NATS: users with passwords and nkeys, or with credential files."""
 
 import base64
 import json
@@ -48,6 +48,46 @@ class NatsAccounts:
         new = path.with_suffix(".new")
         new.write_text(text)
         new.rename(path)
+
+
+class NatsUsers:
+    """Users of a server's configuration, each with the variables that a process needs: one with a
+    password, one with an nkey, and a reader that may only subscribe."""
+
+    def __init__(self) -> None:
+        self._key = _pair(nkeys.PREFIX_BYTE_USER)
+
+    @property
+    def config(self) -> str:
+        """The lines of nats-server's configuration."""
+        return (
+            "authorization { users = [\n"
+            '  { user: "dynamo", password: "for-dynamo" }\n'
+            f"  {{ nkey: {_public(self._key)} }}\n"
+            '  { user: "reader", password: "for-reader",\n'
+            '    permissions: { publish: { deny: ">" } } }\n'
+            "] }\n"
+        )
+
+    @property
+    def password(self) -> dict[str, str]:
+        return _variables("dynamo", "for-dynamo", "")
+
+    @property
+    def nkey(self) -> dict[str, str]:
+        return _variables("", "", str(self._key.seed.decode()))
+
+    @property
+    def reader(self) -> dict[str, str]:
+        return _variables("reader", "for-reader", "")
+
+
+def _variables(user: str, password: str, nkey: str) -> dict[str, str]:
+    return {
+        "NATS_AUTH_USERNAME": user,
+        "NATS_AUTH_PASSWORD": password,
+        "NATS_AUTH_NKEY": nkey,
+    }
 
 
 def _pair(prefix: int) -> nkeys.KeyPair:

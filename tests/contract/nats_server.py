@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,23 +101,29 @@ async def end_without_report(client: Any) -> None:
     client._transport.close()
 
 
-def nats_cluster(directory: Path, count: int = 3) -> list[NatsServer]:
-    """Servers of one cluster with JetStream, which are not started."""
+def nats_cluster(
+    directory: Path, config: str = "", *, jetstream: bool = True, count: int = 3
+) -> list[NatsServer]:
+    """Servers of one cluster with this configuration, which are not started."""
     routes = [f"127.0.0.1:{free_port()}" for _ in range(count)]
     servers = []
     for number, route in enumerate(routes):
         folder = directory / f"nats-{number}"
         folder.mkdir()
         others = ", ".join(f'"nats://{other}"' for other in routes if other != route)
-        config = (
-            f"server_name: n{number}\n"
-            f'jetstream {{ store_dir: "{folder}" }}\n'
-            f"cluster {{ name: planes, listen: {route}, routes: [{others}] }}\n"
-        )
-        server = NatsServer(folder, config)
+        cluster = f"cluster {{ name: planes, listen: {route}, routes: [{others}] }}\n"
+        server = NatsServer(folder, f"server_name: n{number}\n{cluster}{config}")
         server.port = free_port()
         servers.append(server)
     return servers
+
+
+async def start_all(servers: Sequence[NatsServer]) -> None:
+    await asyncio.gather(*(server.start() for server in servers))
+
+
+async def kill_all(servers: Sequence[NatsServer]) -> None:
+    await asyncio.gather(*(server.kill() for server in servers))
 
 
 @contextlib.asynccontextmanager

@@ -2,17 +2,23 @@
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
-from tests.contract.etcd_server import EtcdServer, etcd_cluster
-from tests.contract.nats_server import NatsServer, nats_cluster
+from tests.contract.etcd_server import EtcdServer, etcd_cluster, start_members
+from tests.contract.nats_accounts import NatsUsers
+from tests.contract.nats_server import NatsServer, kill_all, nats_cluster, start_all
 from tests.dynamo.conftest import dynamo_version
 from tests.dynamo.fleet import DynamoFleet, aggregated
 from tests.dynamo.ours import OurFrontend, our_frontend
 from tests.planes.traffic import Scores
 
 __all__ = ["dynamo_version"]
+
+_OF_CLUSTERS: Final = ("test_etcd.py", "test_links.py", "test_nats.py", "test_partition.py")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -21,12 +27,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(tryfirst=True)  # before the plugin reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several processes: all tests of the clusters in one, and files stay together."""
-    for item in items:
-        shares = "workers" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("clusters" if shares else item.path.name))
+class _TogetherScheduling(LoadScopeScheduling):
+    """With several processes: the files of the clusters in one of them."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "clusters" if Path(file).name in _OF_CLUSTERS else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return _TogetherScheduling(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -41,10 +51,7 @@ def scores(pytestconfig: pytest.Config) -> Iterator[Scores]:
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[EtcdServer]]:
     members = etcd_cluster(tmp_path_factory.mktemp("etcd"))
     try:
-        for member in members:
-            member.launch()
-        for member in members:
-            member.wait_healthy()
+        start_members(members)
         yield members
     finally:
         for member in members:
@@ -52,24 +59,26 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[EtcdServer]]
 
 
 @pytest.fixture(scope="session")
-def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[NatsServer]]:
-    servers = nats_cluster(tmp_path_factory.mktemp("nats"))
-
-    async def start() -> None:
-        await asyncio.gather(*(server.start() for server in servers))
-
-    async def end() -> None:
-        await asyncio.gather(*(server.kill() for server in servers))
-
-    try:
-        asyncio.run(start())
-        yield servers
-    finally:
-        asyncio.run(end())
+def users() -> NatsUsers:
+    """Dynamo's processes connect to NATS with a password, ours with an nkey."""
+    return NatsUsers()
 
 
 @pytest.fixture(scope="session")
-def workers(etcd: list[EtcdServer], nats: list[NatsServer]) -> Iterator[DynamoFleet]:
+def nats(users: NatsUsers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[NatsServer]]:
+    servers = nats_cluster(tmp_path_factory.mktemp("nats"), users.config)
+
+    try:
+        asyncio.run(start_all(servers))
+        yield servers
+    finally:
+        asyncio.run(kill_all(servers))
+
+
+@pytest.fixture(scope="session")
+def workers(
+    etcd: list[EtcdServer], nats: list[NatsServer], users: NatsUsers
+) -> Iterator[DynamoFleet]:
     """Two mock workers of Dynamo with its NATS request plane, and its frontend."""
     with DynamoFleet(
         aggregated(2),
@@ -78,14 +87,14 @@ def workers(etcd: list[EtcdServer], nats: list[NatsServer]) -> Iterator[DynamoFl
         event_plane="nats",
         # Dynamo's client takes one address, and learns the others from it.
         nats_server=f"nats://{nats[0].address}",
-        environment={"DYN_REQUEST_PLANE": "nats"},
+        environment={"DYN_REQUEST_PLANE": "nats", **users.password},
         speedup=0,
     ) as fleet:
         yield fleet
 
 
 @pytest.fixture(scope="session")
-def ours(workers: DynamoFleet, nats: list[NatsServer]) -> Iterator[OurFrontend]:
+def ours(workers: DynamoFleet, nats: list[NatsServer], users: NatsUsers) -> Iterator[OurFrontend]:
     servers = ",".join(f"nats://{server.address}" for server in nats)
-    with our_frontend(workers, environment={"NATS_SERVER": servers}) as frontend:
+    with our_frontend(workers, environment={"NATS_SERVER": servers, **users.nkey}) as frontend:
         yield frontend

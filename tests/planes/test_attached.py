@@ -128,6 +128,7 @@ def test_an_older_copy_of_etcd_is_restored(place: Place, scores: Scores) -> None
     """It has a worker that left since then, and lacks the one that came."""
     place.etcd.kill()
     copy = place.folder.with_name("copy")
+    shutil.rmtree(copy, ignore_errors=True)  # of an attempt before
     shutil.copytree(place.folder / "data", copy)
     place.etcd.start()
     wait(place.ours, place.right, "both workers")
@@ -141,8 +142,10 @@ def test_an_older_copy_of_etcd_is_restored(place: Place, scores: Scores) -> None
         place.etcd.start()
         wait(place.ours, lambda: before in listed(place), "the older worker")
         settle(place, requests, lambda: place.ours.ready().keys() == place.ids())
-        assert listed(place) == {*place.ids(), before}, "its lease lives"
-        place.etcd.revoke(before)
+        shown = listed(place)
+        if place.etcd.lives(before):  # on a slow machine it has ended by itself
+            assert shown == {*place.ids(), before}
+            place.etcd.revoke(before)
         wait(place.ours, place.right, "the older worker to leave")
     assert not requests.lost, requests.lost[:3]
 

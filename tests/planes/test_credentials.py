@@ -1,6 +1,7 @@
 """etcd and NATS with TLS and credentials that expire, are replaced, or are of another authority.
 
-Files are replaced, as a secret that is mounted; no process is started again.
+Three members and three servers, of which one fails with TLS too. Files are replaced, as a secret
+that is mounted; no process is started again.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from tests.contract.certificates import Authority
-from tests.contract.etcd_server import EtcdServer
+from tests.contract.etcd_server import EtcdServer, etcd_cluster, start_members
 from tests.contract.nats_accounts import NatsAccounts
-from tests.contract.nats_server import NatsServer
+from tests.contract.nats_server import NatsServer, kill_all, nats_cluster, start_all
 from tests.dynamo.fleet import DynamoFleet, aggregated
 from tests.dynamo.ours import OurFrontend, our_frontend, wait
 from tests.planes.traffic import Scores, Traffic
@@ -31,8 +32,8 @@ class Secured:
     secret: Path
     authority: Authority
     accounts: NatsAccounts
-    etcd: EtcdServer
-    nats: NatsServer
+    etcd: list[EtcdServer]
+    nats: list[NatsServer]
     fleet: DynamoFleet
     ours: OurFrontend
 
@@ -63,22 +64,23 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     others = folder / "others.creds"
     accounts.write(others)
     accounts.write(secret / "creds")
-    etcd = EtcdServer(folder / "etcd", authority.issue("etcd-server"), authority.file)
-    nats = NatsServer(folder, accounts.config + tls(authority))
+    etcd = etcd_cluster(folder, authority.issue("etcd-server"), authority.file)
+    nats = nats_cluster(folder, accounts.config + tls(authority), jetstream=False)
     with ExitStack() as stack:
-        stack.callback(etcd.close)
-        etcd.start()
-        stack.callback(lambda: asyncio.run(nats.kill()))
-        asyncio.run(nats.start())
+        for member in etcd:
+            stack.callback(member.close)
+        start_members(etcd)
+        stack.callback(lambda: asyncio.run(kill_all(nats)))
+        asyncio.run(start_all(nats))
         certificate, key = authority.issue("others")
         fleet = stack.enter_context(
             DynamoFleet(
                 aggregated(2),
                 frontends=(),
                 discovery="etcd",
-                etcd_endpoints=etcd.url,
+                etcd_endpoints=",".join(member.url for member in etcd),
                 event_plane="nats",
-                nats_server=f"tls://{nats.address}",
+                nats_server=f"tls://{nats[0].address}",
                 environment={
                     "DYN_REQUEST_PLANE": "nats",
                     "NATS_AUTH_CREDENTIALS_FILE": str(others),
@@ -92,6 +94,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
             )
         )
         own = {
+            "NATS_SERVER": ",".join(f"tls://{server.address}" for server in nats),
             "NATS_AUTH_CREDENTIALS_FILE": str(secret / "creds"),
             "ETCD_AUTH_CA": str(secret / "ca"),
             "ETCD_AUTH_CLIENT_CERT": str(secret / "cert"),
@@ -108,13 +111,36 @@ def settle(secured: Secured, requests: Traffic, code: str) -> None:
     requests.right_s = time.monotonic() - began
 
 
+def test_the_leader_of_etcd_dies_and_returns(secured: Secured, scores: Scores) -> None:
+    leader = next(member for member in secured.etcd if member.leads())
+    with scores.traffic("etcd with TLS: the leader killed", secured.ours) as requests:
+        leader.kill()
+        time.sleep(2)
+        leader.start()
+        settle(secured, requests, "DISCOVERY_INTERRUPTED")
+    assert not requests.lost, requests.lost[:3]
+    assert len(secured.ours.ready()) == 2
+
+
+def test_the_nats_server_of_all_clients_dies(secured: Secured, scores: Scores) -> None:
+    fault = "NATS with TLS and credential files: a server of three killed"
+    with scores.traffic(fault, secured.ours) as requests:
+        time.sleep(1)
+        asyncio.run(secured.nats[0].kill())
+        time.sleep(2)
+        asyncio.run(secured.nats[0].start())
+        settle(secured, requests, "REQUEST_PLANE_LOST")
+    assert not requests.lost, requests.lost[:3]
+    assert "WORKER_EJECTED" not in secured.codes()
+
+
 def test_credentials_of_nats_expire_and_the_file_has_new_ones(
     secured: Secured, scores: Scores
 ) -> None:
     """The server ends the connection when they expire."""
     secured.accounts.write(secured.secret / "creds", seconds=4)
-    asyncio.run(secured.nats.kill())
-    asyncio.run(secured.nats.start())
+    asyncio.run(kill_all(secured.nats))
+    asyncio.run(start_all(secured.nats))
     wait(secured.ours, lambda: "REQUEST_PLANE_LOST" not in secured.codes(), "NATS")
     fault = "credentials of NATS expire, new ones are in the file before"
     with scores.traffic(fault, secured.ours) as requests:
@@ -131,8 +157,8 @@ def test_credentials_of_nats_are_refused_until_the_file_has_new_ones(
     creds = secured.secret / "creds"
     with scores.traffic(fault, secured.ours, clients=100) as requests:
         NatsAccounts().write(creds)  # of another operator
-        asyncio.run(secured.nats.kill())
-        asyncio.run(secured.nats.start())
+        asyncio.run(kill_all(secured.nats))
+        asyncio.run(start_all(secured.nats))
         wait(secured.ours, lambda: "REQUEST_PLANE_LOST" in secured.codes(), "the condition")
         wait(secured.ours, lambda: "uthorization" in message(secured), "the reason")
         time.sleep(2)
@@ -152,9 +178,10 @@ def test_the_certificates_of_etcd_are_of_another_authority(
     """Serving goes on with the last view, and the new files are read without a new start."""
     second = Authority(tmp_path, "second")
     with scores.traffic("etcd with certificates of another authority", secured.ours) as requests:
-        secured.etcd.kill()
-        secured.etcd.use(second.issue("etcd-server"), second.file)
-        secured.etcd.start()
+        for member in secured.etcd:
+            member.kill()
+            member.use(second.issue("etcd-server"), second.file)
+        start_members(secured.etcd)
         wait(secured.ours, lambda: "DISCOVERY_INTERRUPTED" in secured.codes(), "the condition")
         time.sleep(2)
         mount(secured.secret, second)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.contract.etcd_server import EtcdServer, etcd_cluster
+from tests.contract.etcd_server import EtcdServer, etcd_cluster, start_members
 from tests.dynamo.fleet import DynamoFleet
 from tests.dynamo.ours import FOREIGN, OurFrontend, wait
 from tests.planes.traffic import Scores
@@ -59,10 +59,7 @@ def test_the_quorum_is_lost_for_a_while(
         wait(ours, lambda: interrupted(ours), "the condition")
         assert len(ours.ready()) == len(workers.workers)
         time.sleep(3)
-        for member in etcd[1:]:
-            member.launch()
-        for member in etcd[1:]:
-            member.wait_healthy()
+        start_members(etcd[1:])
         wait(ours, lambda: not interrupted(ours), "discovery to be read again")
     assert not requests.lost, requests.lost[:3]
     assert len(ours.ready()) == len(workers.workers)

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.contract.etcd_server import EtcdServer
+from tests.contract.nats_accounts import NatsUsers
 from tests.contract.nats_server import NatsServer
 from tests.dynamo.fleet import DynamoFleet
 from tests.dynamo.ours import OurFrontend, our_frontend, wait
@@ -30,12 +31,15 @@ def relays(
 
 
 @pytest.fixture(scope="module")
-def beyond(workers: DynamoFleet, relays: tuple[list[Relay], list[Relay]]) -> Iterator[OurFrontend]:
+def beyond(
+    workers: DynamoFleet, relays: tuple[list[Relay], list[Relay]], users: NatsUsers
+) -> Iterator[OurFrontend]:
     """A frontend that reaches all servers through relays."""
     to_etcd, to_nats = relays
     environment = {
         "ETCD_ENDPOINTS": ",".join(f"http://127.0.0.1:{relay.port}" for relay in to_etcd),
         "NATS_SERVER": ",".join(f"nats://127.0.0.1:{relay.port}" for relay in to_nats),
+        **users.nkey,
     }
     with our_frontend(workers, environment=environment) as frontend:
         yield frontend

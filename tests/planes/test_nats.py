@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 
+from tests.contract.nats_accounts import NatsUsers
 from tests.contract.nats_server import NatsServer
 from tests.dynamo.fleet import DynamoFleet
 from tests.dynamo.ours import FOREIGN, OurFrontend, wait
@@ -72,6 +73,13 @@ def test_all_servers_are_gone_for_a_while(
     assert not seen
 
 
+def planes_of(workers: DynamoFleet, nats: list[NatsServer], user: dict[str, str]) -> dict[str, str]:
+    """The variables of a command that reads the planes as this user of NATS."""
+    addresses = ",".join(f"nats://{server.address}" for server in nats)
+    names = ("DYN_DISCOVERY_BACKEND", "DYN_REQUEST_PLANE", "ETCD_ENDPOINTS")
+    return {name: workers.environment[name] for name in names} | {"NATS_SERVER": addresses} | user
+
+
 def command_output(planes: Mapping[str, str], *words: str) -> tuple[int, str]:
     """The exit code of a command, and what it printed."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
@@ -85,13 +93,26 @@ def command_output(planes: Mapping[str, str], *words: str) -> tuple[int, str]:
     return done.returncode, " ".join(f"{done.stdout} {done.stderr}".split())
 
 
+def test_a_user_of_nats_that_may_only_read(
+    workers: DynamoFleet, nats: list[NatsServer], users: NatsUsers
+) -> None:
+    """Commands show what they read, and name the permission that they need for the rest."""
+    planes = planes_of(workers, nats, users.reader)
+    code, text = command_output(planes, "workers", "list")
+    assert (code, text.count("needs a permission of NATS: to publish to")) == (0, 2), text
+    code, text = command_output(planes, "events", "tail", "--duration", "1s")
+    assert (code, "following 2 publishers of KV events" in text) == (0, True), text
+    code, text = command_output(planes, "check")
+    assert code == 1
+    assert "FAIL DYR0303" in text
+    assert text.count("needs a permission of NATS: to publish to") == 2, text
+
+
 def test_commands_while_all_servers_are_silent(
-    ours: OurFrontend, workers: DynamoFleet, nats: list[NatsServer]
+    ours: OurFrontend, workers: DynamoFleet, nats: list[NatsServer], users: NatsUsers
 ) -> None:
     """Each names what it could not read, and none fails or waits for ever."""
-    addresses = ",".join(f"nats://{server.address}" for server in nats)
-    names = ("DYN_DISCOVERY_BACKEND", "DYN_REQUEST_PLANE", "ETCD_ENDPOINTS")
-    planes = {name: workers.environment[name] for name in names} | {"NATS_SERVER": addresses}
+    planes = planes_of(workers, nats, users.nkey)
     with ExitStack() as stack:
         for server in nats:
             stack.enter_context(server.frozen())
