@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from xdist.scheduler import LoadScopeScheduling
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from tests.contract.etcd_server import EtcdServer, etcd_cluster, start_members
 from tests.contract.nats_accounts import NatsUsers
@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-class _TogetherScheduling(LoadScopeScheduling):
+class _TogetherScheduling(LoadScopeScheduling):  # type: ignore[misc]
     """With several processes: the files of the clusters in one of them."""
 
     def _split_scope(self, nodeid: str) -> str:
