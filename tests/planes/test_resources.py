@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.dynamo.fleet import TINY_MODEL
@@ -24,6 +25,7 @@ from tests.dynamo.ours import FOREIGN, OurFrontend, frontend_of, wait
 from tests.dynamo.processes import Process, ProcessGroup
 from tests.planes.traffic import Scores
 from tests.ports import free_port
+from tests.waiting import patience, until_now
 
 FEW_DESCRIPTORS = """
 import resource
@@ -61,7 +63,6 @@ class Engines:
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     directory = tmp_path_factory.mktemp("engines")
     group = ProcessGroup(directory)
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
     processes, urls = [], []
     try:
         for name in ("a", "b"):
@@ -69,7 +70,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
             command = [sys.executable, "-m", "dynctl", "serve", "engine", "--name", name]
             command += ["--model", "tiny", "--model-path", str(TINY_MODEL), "--port", str(port)]
             command += ["--kv-events", f"tcp://127.0.0.1:{events}", "--speedup-ratio", "10"]
-            processes.append(group.start(f"engine-{name}", command, clean))
+            processes.append(group.start(f"engine-{name}", command, clean_environment()))
             urls.append(f"http://127.0.0.1:{port}")
         yield Engines(directory, processes, urls)
     finally:
@@ -118,6 +119,73 @@ def test_the_disk_of_a_recording_is_full(engines: Engines, tmp_path: Path, score
             wait(frontend, lambda: not codes(frontend), "the end of the condition")
             wait(frontend, lambda: record.stat().st_size > 0, "a new recording")
         assert not requests.lost, requests.lost[:3]
+
+
+def test_the_disk_of_a_snapshot_is_full(tmp_path: Path) -> None:
+    """The last snapshot stays, a condition names it, and the next one is written with room."""
+    group, port, refused = ProcessGroup(tmp_path), free_port(), "SNAPSHOT_NOT_WRITTEN"
+    client = httpx.Client(
+        base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=patience(10)
+    )
+
+    def register(instance_id: int) -> None:
+        endpoint = f"tcp://127.0.0.1:{free_port()}"
+        body = {"instance_id": instance_id, "endpoint": endpoint, "model_name": "tiny"}
+        client.post("/register", json={**body, "block_size": 16}).raise_for_status()
+
+    with small_disk(tmp_path / "disk") as disk:
+        snapshot = disk / "snapshots" / "index.snapshot"
+        command = [sys.executable, "-m", "dynctl", "serve", "indexer", "--port", str(port)]
+        command += ["--snapshot", str(snapshot.parent), "--snapshot-interval", "0.2s"]
+        try:
+            process = group.start("indexer", command, clean_environment())
+            until_now(snapshot.exists, 30)
+            before = snapshot.read_bytes()
+            fill(disk / "other")
+            register(1)
+            until_now(lambda: refused in client.get("/metrics").text, 30)
+            assert f"{snapshot}: no space is left on its device" in process.tail()
+            assert snapshot.read_bytes() == before
+            (disk / "other").unlink()
+            until_now(lambda: refused not in client.get("/metrics").text, 30)
+            assert snapshot.read_bytes() != before
+            assert list(snapshot.parent.iterdir()) == [snapshot]
+        finally:
+            group.close()
+            client.close()
+
+
+def test_the_disk_of_contexts_is_full(tmp_path: Path) -> None:
+    """The file is as it was."""
+
+    def add(name: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "dynctl", "context", "add", name]
+        return subprocess.run(
+            [*command, "--frontend", "http://127.0.0.1:1"],
+            env={**clean_environment(), "XDG_CONFIG_HOME": str(tmp_path / "disk")},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=patience(60),
+        )
+
+    with small_disk(tmp_path / "disk") as disk:
+        assert add("first").returncode == 0
+        file = disk / "dynctl" / "config.toml"
+        before = file.read_bytes()
+        fill(disk / "other")
+        refused = add("second")
+        problem = " ".join(refused.stderr.split())
+        assert refused.returncode == 2
+        assert f"{file}: cannot be written: no space is left on its device" in problem
+        assert file.read_bytes() == before
+        assert list(file.parent.iterdir()) == [file]
+        (disk / "other").unlink()
+        assert add("second").returncode == 0
+
+
+def clean_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
 
 
 def at_start(folder: Path, code: str) -> dict[str, str]:
