@@ -29,6 +29,11 @@ COMPONENTS: Final[dict[str, dict[str, Any]]] = {
     "router": {"router": {"enabled": True}, "adminToken": {"secret": "dynctl"}},
     "indexer": {"frontend": {"enabled": False}, "indexer": {"enabled": True}},
     "epp": {"frontend": {"enabled": False}, "epp": {"enabled": True, "pool": "my-pool"}},
+    "test": {
+        "frontend": {"enabled": False},
+        "test": {"enabled": True, "url": "http://dynctl-frontend:8000"},
+        "adminToken": {"secret": "dynctl"},
+    },
     "attach": {
         "frontend": {"enabled": False},
         "attach": {"enabled": True, "selector": {"app": "my-engine"}},
@@ -37,11 +42,12 @@ COMPONENTS: Final[dict[str, dict[str, Any]]] = {
 }
 #: Releases with a name of their own: no two files have the same object, so a folder can be applied.
 RELEASES: Final = {"router": "dynctl-shared"}
-HEADS: Final = {
-    "router": "# Needs the Secret dynctl with the key token; without it pods stay in "
+_SECRET: Final = (
+    "# Needs the Secret dynctl with the key token; without it pods stay in "
     "CreateContainerConfigError:\n# kubectl -n dynctl create secret generic dynctl "
     '--from-literal=token="$(openssl rand -hex 32)"\n'
-}
+)
+HEADS: Final = {"router": _SECRET, "test": _SECRET}
 
 
 def dynctl(*arguments: str) -> str:

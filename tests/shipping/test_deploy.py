@@ -112,7 +112,11 @@ def test_values_change_what_is_rendered() -> None:
 
 @pytest.mark.parametrize(
     ("values", "named"),
-    [({"router": {"enabled": True}}, "adminToken.secret"), ({"epp": {"enabled": True}}, "pool")],
+    [
+        ({"router": {"enabled": True}}, "adminToken.secret"),
+        ({"epp": {"enabled": True}}, "pool"),
+        ({"frontend": {"enabled": False}, "test": {"enabled": True}}, "test.url"),
+    ],
 )
 def test_a_missing_value_is_named(values: dict[str, Any], named: str) -> None:
     with pytest.raises(AssertionError, match=named):
@@ -169,6 +173,22 @@ def test_network_policies_allow_what_each_component_serves() -> None:
 # -- the manifests ---------------------------------------------------------------------------------
 
 
+def test_the_cron_job_tests_the_frontend_and_may_connect_to_it() -> None:
+    values: dict[str, Any] = {
+        "test": {"enabled": True, "schedule": "5 4 * * *", "args": ["--only", "reuse"]},
+        "networkPolicy": {"enabled": True, "clients": [{"podSelector": {}}]},
+    }
+    objects = rendered(values)
+    (job,) = (item["spec"] for item in objects if item["kind"] == "CronJob")
+    assert job["schedule"] == "5 4 * * *"
+    pod = job["jobTemplate"]["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    assert container["args"] == ["test", "http://dynctl-frontend:8000", "--only", "reuse"]
+    (policy,) = (item["spec"] for item in objects if item["kind"] == "NetworkPolicy")
+    peers = [peer["podSelector"].get("matchLabels") for peer in policy["ingress"][0]["from"]]
+    assert pod["metadata"]["labels"] in peers
+
+
 def objects_of(component: str) -> list[dict[str, Any]]:
     text = (DEPLOY / "kubernetes" / f"{component}.yaml").read_text()
     return [one for one in yaml.safe_load_all(text) if one is not None]
@@ -177,8 +197,11 @@ def objects_of(component: str) -> list[dict[str, Any]]:
 def containers() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
     for component in COMPONENTS:
         for one in objects_of(component):
-            if one["kind"] == "Deployment":
-                pod = one["spec"]["template"]["spec"]
+            spec = one.get("spec", {})
+            if one["kind"] == "CronJob":
+                spec = spec["jobTemplate"]["spec"]
+            if one["kind"] in ("CronJob", "Deployment"):
+                pod = spec["template"]["spec"]
                 yield component, pod, pod["containers"][0]
 
 
@@ -189,7 +212,8 @@ def test_every_field_is_one_of_kubernetes(component: str) -> None:
     kinds = {
         "Deployment": "V1Deployment", "Service": "V1Service", "Role": "V1Role",
         "RoleBinding": "V1RoleBinding", "ServiceAccount": "V1ServiceAccount",
-        "ClusterRole": "V1ClusterRole", "ClusterRoleBinding": "V1ClusterRoleBinding",
+        "CronJob": "V1CronJob", "ClusterRole": "V1ClusterRole",
+        "ClusterRoleBinding": "V1ClusterRoleBinding",
     }  # fmt: skip
 
     for one in objects_of(component):
@@ -253,6 +277,8 @@ def test_pods_have_no_rights_that_they_do_not_need() -> None:
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert rights.get("runAsNonRoot") or pod["securityContext"].get("runAsNonRoot")
         assert container["resources"]["limits"]["memory"]
+        if component == "test":
+            continue  # it ends by itself
         startup, liveness = container["startupProbe"], container["livenessProbe"]
         assert startup["periodSeconds"] * startup["failureThreshold"] >= 120
         for kind in ("httpGet", "grpc"):

@@ -85,6 +85,7 @@ BUILT_IN = (
         subresources=("status",),
         categories=("all",),
     ),
+    Resource("batch", "cronjobs", "CronJob", True, short_names=("cj",), subresources=("status",)),
     Resource("discovery.k8s.io", "endpointslices", "EndpointSlice", True),
     Resource("coordination.k8s.io", "leases", "Lease", True),
     Resource(_RBAC, "roles", "Role", True),
