@@ -20,6 +20,7 @@ class OutputFormat(StrEnum):
     NAME = "name"
     JUNIT = "junit"
     CSV = "csv"
+    PROMETHEUS = "prometheus"
 
 
 #: Formats of a stream of lines.

@@ -91,7 +91,7 @@ _ANNOTATIONS: dict[str, Any] = {
             autocompletion=formats,
             metavar="FORMAT",
             help="Output format: table, wide, json, jsonl, yaml, name; checks also junit, "
-            "replay csv. [default: table]",
+            "replay csv, test prometheus. [default: table]",
             rich_help_panel=PANEL,
         ),
     ],

@@ -377,7 +377,7 @@ _ROWS: Final = (
         "test:prove",
         "Test a server by requests: names, tokens, reuse.",
         reads=Reads.FRONTENDS,
-        formats=_CHECKS,
+        formats=(*_CHECKS, OutputFormat.PROMETHEUS),
         menu=("Look", "does it do it right?"),
     ),
     Command(

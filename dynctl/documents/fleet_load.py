@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from dynctl.base.decode_errors import WireError
 from dynctl.documents.audit import AuditRow
@@ -160,6 +160,20 @@ class Condition(msgspec.Struct, frozen=True):
     count: int = 1
 
 
+class LastTest(msgspec.Struct, frozen=True):
+    """The result of a whole `dynctl test` of a frontend: its checks by their state.
+
+    ``at``: when the frontend got it, in seconds of its wall clock.
+    """
+
+    passed: Annotated[int, Meta(ge=0)]
+    warnings: Annotated[int, Meta(ge=0)]
+    failed: Annotated[int, Meta(ge=0)]
+    skipped: Annotated[int, Meta(ge=0)]
+    model: Annotated[str, Meta(max_length=256)]
+    at: float = 0.0
+
+
 class FleetLoad(msgspec.Struct, frozen=True):
     """One reading of a router. ``at``: its wall clock, in seconds.
 
@@ -172,6 +186,7 @@ class FleetLoad(msgspec.Struct, frozen=True):
     ``audit``: what was predicted for each worker and what happened; ``compares`` and ``skipped``
     as in :class:`AuditReport`. ``queue``: requests that wait in the router queue; absent where it
     is off. ``process``: another one after a restart, from which all counts begin at 0 again.
+    ``tested``: the last test that was reported to the process; absent without one.
     """
 
     at: float
@@ -193,6 +208,7 @@ class FleetLoad(msgspec.Struct, frozen=True):
     #: The requests of the process's own clients; absent where it has none.
     traffic: Traffic | UnsetType = UNSET
     process: str = ""
+    tested: LastTest | UnsetType = UNSET
     kind: str = "FleetLoad"
     schema: int = SCHEMA
 

@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from dynctl.base.terminal import printable_lines
 from dynctl.documents.decisions import UNKNOWN_RESPONSE, ClientResponse
-from dynctl.documents.fleet_load import Traffic, Transfer
+from dynctl.documents.fleet_load import LastTest, Traffic, Transfer
 from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.route_result import PreferenceRow, Ref
 from dynctl.documents.topology import DomainCapacity, TopologyShow
@@ -146,6 +146,8 @@ class Header(msgspec.Struct, frozen=True):
     #: The requests of clients since the frontends started, or since this source reads the counters
     #: of a Dynamo's frontends; absent where no source counts them.
     traffic: Traffic | UnsetType = UNSET
+    #: The last `dynctl test` of a frontend; absent where none was reported.
+    tested: LastTest | UnsetType = UNSET
 
 
 class Snapshot(msgspec.Struct, frozen=True):

@@ -23,9 +23,11 @@ class Spent(msgspec.Struct, frozen=True):
 
 
 class TrialReport(Report, frozen=True):
-    """A report of checks that were made by requests to a server. ``seed``: of the prompts."""
+    """A report of checks that were made by requests to a server. ``seed``: of the prompts. ``at``:
+    wall-clock seconds of its end."""
 
     spent: Spent = Spent(0, 0, 0, 0.0)
     model: str = ""
     seed: int = 0
+    at: float = 0.0
     kind: str = "TestReport"

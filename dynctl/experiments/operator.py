@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from dynctl.base.errors import DynctlError
+from dynctl.documents.fleet_load import LastTest
 from dynctl.documents.workers import WorkerRow
+from dynctl.findings.report import Summary
 from dynctl.planning.domain_capacity import router_policy
 from dynctl.sources.client import FrontendClient
 from router_core import Role, RouterPolicy
@@ -65,3 +68,12 @@ class Operator:
             return None
         served = [row for row in rows if model in row.served_names]
         return FleetFacts(served, router_policy(config.values))
+
+    async def report(self, summary: Summary, model: str) -> None:
+        """Let the frontend keep the result, which `top` shows. A server that keeps none is left
+        alone."""
+        result = LastTest(
+            summary.passed, summary.warnings, summary.failed, summary.skipped, model[:256]
+        )
+        with contextlib.suppress(DynctlError):
+            await self.call(lambda: self.client.report_test(result))

@@ -102,6 +102,8 @@ async def run_trial(wanted: TrialOptions, say: Callable[[str], object] = str) ->
         for group in groups:
             say(group.section)
             sections += await _section(group, bench, wanted.suppressed)
+        if subject.fleet is not None and not wanted.only:
+            await operator.report(summarize(sections), subject.model)
     seconds = time.monotonic() - started
     spent = Spent(budget.sent, budget.prompt_tokens, budget.generated, round(seconds, 2))
     return TrialReport(
@@ -112,6 +114,7 @@ async def run_trial(wanted: TrialOptions, say: Callable[[str], object] = str) ->
         spent=spent,
         model=subject.model,
         seed=seed,
+        at=time.time(),
     )
 
 

@@ -1,4 +1,4 @@
-"""The only writer to stdout: a result in one of eight formats. A new screen is added to _SCREENS.
+"""The only writer to stdout: a result in one of nine formats. A new screen is added to _SCREENS.
 
 Tables fit the terminal; the other formats have raw values. Without a terminal a list is as wide as
 necessary, so that a pipe never sees a shortened name.
@@ -114,6 +114,8 @@ def render_result(
         text = printable_lines(_junit(_plain(result)))
     elif output is OutputFormat.CSV:
         text = printable_lines(_csv(_plain(result)))
+    elif output is OutputFormat.PROMETHEUS:
+        text = _prometheus(result)
     else:
         draw_table = screen or draw
         text = _printable_text(draw_table(_plain(result), Canvas.from_options(options)))
@@ -223,6 +225,17 @@ def _csv(result: Any) -> str:
             "-o json",
         )
     return replay.replay_csv(result)
+
+
+def _prometheus(result: Any) -> str:
+    from dynctl.screens.prometheus import prometheus_text
+
+    if not isinstance(result, TrialReport):
+        raise UsageProblem(
+            "-o prometheus: this command makes no tests; only test has a prometheus format",
+            "-o json",
+        )
+    return prometheus_text(result)
 
 
 def talk(message: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Final
 from urllib.parse import quote
 
 import httpx
+import msgspec
 
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import DynctlError, TimedOut, Unreachable, UsageProblem
@@ -14,7 +15,7 @@ from dynctl.base.naming import resolve_worker
 from dynctl.documents.codec import decode
 from dynctl.documents.config import ConfigDocument
 from dynctl.documents.decisions import DecisionList, DecisionRow, PastDecision
-from dynctl.documents.fleet_load import FleetLoad
+from dynctl.documents.fleet_load import FleetLoad, LastTest
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.thresholds import ModelThresholds, Thresholds, ThresholdValues
 from dynctl.documents.workers import WorkerRow, WorkersAnswer, decode_workers
@@ -166,6 +167,10 @@ class FrontendClient(HttpFrontend):
     def fleet(self) -> FleetLoad:
         """The load of the fleet and the conditions of its evaluation."""
         return self.document(self.send("GET", "/v1/fleet"), FleetLoad)
+
+    def report_test(self, result: LastTest) -> None:
+        """Let the frontend keep the result of a test."""
+        self.send("POST", "/v1/test", msgspec.to_builtins(result))
 
     def save(self) -> bytes:
         """The router's state as a view file."""

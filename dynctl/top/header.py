@@ -11,7 +11,7 @@ from msgspec import UnsetType
 from rich.style import Style
 
 from dynctl.base.quantities import percent
-from dynctl.documents.fleet_load import Rates
+from dynctl.documents.fleet_load import LastTest, Rates
 from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.snapshot import DomainView, Meter, Snapshot
 from dynctl.screens.cells import cells, pad_cells
@@ -229,7 +229,17 @@ def numbers(snapshot: Snapshot) -> list[str]:
     made = decisions_made(snapshot)
     if made is not None:
         parts.append(f"{count(made)} decision{'s' * (made != 1)}")
+    if not isinstance(header.tested, UnsetType):
+        parts.append(last_test(header.tested, snapshot.at))
     return parts
+
+
+def last_test(tested: LastTest, now: float) -> str:
+    """Age and result of the last `dynctl test`: ``tested 3 h ago: 1 failed``."""
+    wrong = [f"{tested.failed} failed"] if tested.failed else []
+    wrong += [f"{tested.warnings} warning{'s' * (tested.warnings != 1)}"] if tested.warnings else []
+    when = f"tested {age(max(0.0, now - tested.at))} ago"
+    return f"{when}: {', '.join(wrong)}" if wrong else when
 
 
 def decisions_made(snapshot: Snapshot) -> int | None:

@@ -90,7 +90,7 @@ def _target(
 
     written, options = file_or_format(options, output)
     named = {"FILE": file, "--to": to, "--output": written}
-    if options.output in (OutputFormat.JUNIT, OutputFormat.CSV):
+    if options.output in (OutputFormat.JUNIT, OutputFormat.CSV, OutputFormat.PROMETHEUS):
         raise UsageProblem(
             f"-o {options.output}: a bundle has no such report of its own", "-o json"
         )

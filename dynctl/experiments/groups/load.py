@@ -24,7 +24,7 @@ _HELD_WORDS: Final = 200
 _SCOUTS: Final = 8
 """Requests that find workers where the server does not list them."""
 _PROBES: Final = 16
-_LIMIT_PROBES: Final = 8
+_LIMIT_PROBES: Final = 16
 _WORDS: Final = 24
 _LEAST_EVIDENCE: Final = 0.05
 """A result that chance alone brings about more often shows nothing."""

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 
+import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 from dynctl import version
 from dynctl.base.tasks import SLICE, drained, in_turns
 from dynctl.documents.audit import AuditRow
-from dynctl.documents.fleet_load import FleetLoad, Traffic, Transfer, WorkerLoad
+from dynctl.documents.fleet_load import FleetLoad, LastTest, Traffic, Transfer, WorkerLoad
 from dynctl.documents.models import (
     Health,
     ModelList,
@@ -271,6 +272,7 @@ class ControlApi:
 
 
 FLEET_PATH = "/v1/fleet"
+TEST_PATH = "/v1/test"
 
 #: (domain, value) -> hand-offs within it, and out of it.
 Transfers = Mapping[tuple[str, str], tuple[int, int]]
@@ -316,6 +318,7 @@ class FleetFeed:
         self._sets = 0
         self._workers: list[Worker] = []
         self._unregistered: tuple[tuple[int, str], ...] = ()
+        self._tested: LastTest | UnsetType = UNSET
 
     def read(self, known: str | None = None) -> FleetLoad:
         """The fleet now. ``known``: the set of cards that the client has."""
@@ -362,6 +365,7 @@ class FleetFeed:
             replicas=UNSET if service.sharing is None else service.sharing.rows(),
             traffic=_known_traffic(self._traffic()),
             process=self._memory.process,
+            tested=self._tested,
         )
         yield
         if known == cards:
@@ -377,6 +381,16 @@ class FleetFeed:
         """``GET /v1/fleet[?cards=SET]``."""
         await self._service.refresh_health(HEALTH_AGE_S)
         return json_response(await in_turns(self.steps(request.query.get("cards"))))
+
+    async def report_test(self, request: web.Request) -> web.Response:
+        """``POST /v1/test``: keep the result of a test of this server, for ``GET /v1/fleet``."""
+        body = await read_json_object(request)
+        try:
+            result = msgspec.convert(body, LastTest)
+        except msgspec.ValidationError as error:
+            raise bad_request(str(error)) from None
+        self._tested = replace(result, at=self._service.wall())
+        return json_response(self._tested)
 
     def _cards(self, workers: list[Worker], others: Sequence[WorkerRow]) -> str:
         """The name of this set of cards; a changed card is another object."""

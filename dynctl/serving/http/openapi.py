@@ -19,7 +19,7 @@ from dynctl import version
 from dynctl.documents.config import ConfigDocument
 from dynctl.documents.decisions import DecisionList, PastDecision
 from dynctl.documents.errors import AnthropicErrorBody, ErrorBody
-from dynctl.documents.fleet_load import FleetLoad
+from dynctl.documents.fleet_load import FleetLoad, LastTest
 from dynctl.documents.models import Health, ModelList, ModelReadiness, ModelRow, Readiness
 from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.route_result import RouteResult
@@ -70,6 +70,7 @@ ANSWERS: Final[Mapping[tuple[str, str], type | tuple[type, ...]]] = {
     ("POST", "/v1/workers/{worker}/cordon"): ENGINE,
     ("POST", "/v1/workers/{worker}/uncordon"): ENGINE,
     ("GET", "/v1/fleet"): FleetLoad,
+    ("POST", "/v1/test"): LastTest,
     ("POST", "/v1/route"): RouteResult,
     ("GET", "/v1/decisions"): DecisionList,
     ("GET", "/v1/decisions/{id}"): PastDecision,
@@ -149,6 +150,7 @@ SUMMARIES: Final[Mapping[tuple[str, str], str]] = {
     ("GET", "/v1/workers/{worker}"): "One worker.",
     ("DELETE", "/v1/workers/{worker}"): "Take a worker out; its running requests go on.",
     ("GET", "/v1/fleet"): "The load of all workers, conditions, thresholds and hand-offs.",
+    ("POST", "/v1/test"): "Keep the result of a test of this server, which GET /v1/fleet has.",
     ("GET", "/v1/recording"): "A recording of the next seconds.",
     ("GET", PATH): "This document.",
 }

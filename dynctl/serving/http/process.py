@@ -23,7 +23,7 @@ from dynctl.serving.http.bodies import BODIES, PEER_SHARE, Bodies
 from dynctl.serving.http.connections import Listeners, unix_listener
 from dynctl.serving.http.core import ProcessCore
 from dynctl.serving.http.errors import error_middleware, on_aiohttp
-from dynctl.serving.http.fleet_endpoints import FLEET_PATH, ControlApi, FleetFeed
+from dynctl.serving.http.fleet_endpoints import FLEET_PATH, TEST_PATH, ControlApi, FleetFeed
 from dynctl.serving.http.index_exchange import IndexExchange
 from dynctl.serving.http.openapi import document_route
 from dynctl.serving.http.parts import ProcessPart
@@ -249,6 +249,7 @@ class ServingProcess:
         routes = [
             *administration.control.routes(self.core.keyed),
             web.get(FLEET_PATH, guarded(administration.feed.handle, token)),
+            web.post(TEST_PATH, guarded(administration.feed.report_test, token)),
             *administration.admin.routes(),
             *self._exchange.routes(),
             *RecordingApi(administration.recordings, token).routes(),

@@ -117,6 +117,7 @@ async def shared_fleet(link: RouterLink, feed: FleetFeed, cards: str | None) -> 
                 in_flight=own.in_flight,
                 audit=own.audit,
                 traffic=own.traffic,
+                tested=own.tested,
             )
     # Until the router answers again it is unknown whether its process is another one, whose counts
     # begin at 0.

@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 
 from dynctl.documents.config import ConfigDocument
 from dynctl.documents.decisions import DecisionList, DecisionRow
-from dynctl.documents.fleet_load import FleetLoad, Traffic, Transfer, joined_rows
+from dynctl.documents.fleet_load import FleetLoad, LastTest, Traffic, Transfer, joined_rows
 from dynctl.documents.snapshot import (
     DecisionLine,
     Header,
@@ -89,6 +89,7 @@ def _header(
         recorded=sum(load.recorded for load in loads),
         routers=loads[0].replicas,
         traffic=_traffic(loads),
+        tested=_last_test(loads),
     )
 
 
@@ -160,6 +161,11 @@ def _rank(
 def _traffic(loads: Sequence[FleetLoad]) -> Traffic | UnsetType:
     known = [load.traffic for load in loads if not isinstance(load.traffic, UnsetType)]
     return sum(known[1:], known[0]) if known else UNSET
+
+
+def _last_test(loads: Sequence[FleetLoad]) -> LastTest | UnsetType:
+    known = [load.tested for load in loads if not isinstance(load.tested, UnsetType)]
+    return max(known, key=lambda tested: tested.at) if known else UNSET
 
 
 def _meters(known: Sequence[FrontendReadings]) -> tuple[Meter, ...]:

@@ -11,18 +11,28 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 import pytest
 from aiohttp import web
+from msgspec import UNSET
+from prometheus_client.parser import text_string_to_metric_families
 
 from dynctl.base.errors import UsageProblem
+from dynctl.base.options import GlobalOptions, OutputFormat
+from dynctl.documents.fleet_load import LastTest
 from dynctl.experiments.groups import change
 from dynctl.experiments.journal import Change, Journal
 from dynctl.experiments.shares import at_most_by_chance, share_interval
 from dynctl.findings.report import State
+from dynctl.screens.render import render_result
+from dynctl.sources.client import AsyncFrontendClient
+from dynctl.sources.http import async_client
+from dynctl.top.header import last_test
 from router_core import RouterConfig, ThresholdsSet
 from tests.dynctl.experiments.faulty_proxy import Body, Fault, error, faulty_proxy, first_text
 from tests.dynctl.experiments.trials import result_of, states, wrong
 from tests.dynctl.serving.fleets import Site, site, until
+from tests.waiting import patience
 
 
 def worker(name: str, role: str, zone: str, **policy: Any) -> dict[str, Any]:
@@ -369,3 +379,51 @@ def test_a_journal_that_is_not_one_is_named(tmp_path: Path):
     journal.path.write_text("{}")
     with pytest.raises(UsageProblem, match="not a list of changes"):
         journal.left()
+
+
+# -- the result ------------------------------------------------------------------------------------
+
+
+async def test_the_frontend_remembers_a_whole_test_and_top_shows_its_age():
+    engine = {**SLOW, "name": "e0", "speedup_ratio": 50.0}
+    async with site([engine], api_token="t0ken") as fleet, async_client("t0ken") as client:
+        url = fleet.frontend.url
+        await result_of(url, token="t0ken", only=("limits",))
+        read = AsyncFrontendClient(client, url, patience(5.0))
+        assert (await read.fleet(None)).tested is UNSET
+        report = await result_of(url, token="t0ken", model="demo")
+        tested = (await read.fleet(None)).tested
+        await result_of(url, model="demo")  # without rights nothing is reported, nor refused
+    assert isinstance(tested, LastTest)
+    assert (tested.passed, tested.failed) == (report.summary.passed, report.summary.failed)
+    assert last_test(tested, tested.at + 180) == "tested 3 min ago"
+    worse = msgspec.structs.replace(tested, failed=2, warnings=1)
+    assert last_test(worse, tested.at + 7200) == "tested 2.0 h ago: 2 failed, 1 warning"
+
+
+@pytest.mark.parametrize("body", [{}, {"passed": -1}, {"passed": "all"}])
+async def test_a_report_that_is_not_one_is_refused(body: dict[str, Any]):
+    async with site([{"name": "e0"}]) as fleet:
+        status, answer, _ = await fleet.post("/v1/test", body)
+        assert status == 400
+        assert "passed" in answer["error"]["message"]
+        status, load = await fleet.get("/v1/fleet")
+    assert "tested" not in load
+
+
+async def test_prometheus_reads_the_result():
+    async with site([{"name": "e0"}]) as fleet:
+        report = await result_of(fleet.frontend.url, only=("limits",))
+    text = render_result(report, GlobalOptions(output=OutputFormat.PROMETHEUS))
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    states = {
+        (sample.labels["code"], sample.labels["state"]): sample.value
+        for sample in families["dynctl_test_check"].samples
+    }
+    assert len(states) == 4 * len(report.checks)
+    for check in report.checks:
+        assert {name for (code, name), value in states.items() if value and code == check.code} == {
+            check.state.value
+        }
+    assert families["dynctl_test_requests"].samples[0].value == report.spent.requests
+    assert families["dynctl_test_end_timestamp_seconds"].samples[0].value == round(report.at, 3)

@@ -52,6 +52,7 @@ TABLE = {
     ("GET", "/v1/recording"): "operator",
     ("GET", "/v1/index"): "operator",
     ("GET", "/v1/fleet"): "operator",
+    ("POST", "/v1/test"): "operator",
     ("GET", "/v1/workers"): "operator",
     ("GET", "/v1/workers/{worker}"): "operator",
     ("DELETE", "/v1/workers/{worker}"): "operator",
