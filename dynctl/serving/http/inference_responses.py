@@ -187,7 +187,7 @@ async def pass_stream(
         return response, failed
     cut = EventCut()
     passed = _Passed(upstream, record, blocks, limit, http.transport)
-    write = _frames(http, upstream, reuse)
+    write, began = _frames(http, upstream, reuse), False
     try:
         while piece:
             whole = cut.whole(piece)
@@ -203,7 +203,9 @@ async def pass_stream(
                 return response, passed.reported
             if whole:
                 await response.write(whole)
-            if write is not None:
+                began = True
+            # Chunks that are piped go to the transport, where the head must be before them.
+            if write is not None and began:
                 if await upstream.pipe(write, passed.count, cut):
                     break
                 chunks = upstream.last_chunks()

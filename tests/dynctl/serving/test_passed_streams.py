@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.response_stream import ClientBounds, EngineStream
 from dynctl.serving.http.inference_responses import OutputBlocks, pass_stream
+from dynctl.serving.http.plain_requests import ClientRequest, read_head
 from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.wire.nvext import NvExt
 
@@ -57,20 +58,25 @@ class Passing:
     """A stream that is passed on, one read of the engine's connection at a time."""
 
     def __init__(
-        self, client: Client, *, limit: int = 1 << 30, blocks: OutputBlocks | None = None
+        self,
+        client: Client,
+        *,
+        limit: int = 1 << 30,
+        blocks: OutputBlocks | None = None,
+        first: bytes = EVENT,
     ) -> None:
         self.record = RequestRecord("d", "r", "chat_completions", 0.0, 0.0)
         self.wire = mock.Mock()
         self.wire.relay = self._relay
         self._take: Callable[[bytes], None] | None = None
         self.stream = EngineStream(self.wire, "http://engine", ClientBounds())
-        self.stream.received(HEAD + framed(EVENT))
+        self.stream.received(HEAD + framed(first))
         self._client, self._limit, self._blocks = client, limit, blocks
         self.answering: asyncio.Task[UpstreamFailure | None]
 
-    async def start(self) -> None:
+    async def start(self, http: ClientRequest | None = None) -> None:
         head = await self.stream.readany()
-        http = make_mocked_request("POST", "/v1/chat/completions", transport=self._client)
+        http = http or make_mocked_request("POST", "/v1/chat/completions", transport=self._client)
         answer = cast(Any, SimpleNamespace(response=self.stream, head=head, plan=None))
 
         async def passing() -> UpstreamFailure | None:
@@ -128,6 +134,27 @@ async def test_events_usage_and_bytes_are_counted(number: int, lags_after: int):
     if lags_after == 1 << 40:
         events = framed(EVENT) * number + framed(USAGE) + framed(DONE)
         assert b"".join(client.passed) == events
+
+
+async def test_the_head_comes_before_a_long_first_event_in_pieces():
+    """The answer is judged by its first 64 KiB, so it may begin within its first event."""
+    client = Client()
+    http = read_head(
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+        b"content-length: 0\r\n\r\n"
+    )
+    assert http is not None
+    http.arrive(cast(Any, SimpleNamespace(transport=client, writing_paused=False)), "", {}, b"")
+    passing = Passing(client, first=b'data: {"a": "' + b"x" * 70_000)
+    await passing.start(http)
+    for piece in (framed(b'"}\n\n'), framed(EVENT), framed(DONE) + b"0\r\n\r\n"):
+        passing.arrive(piece)
+        await settled()
+    assert await passing.ends() is None
+    answer = b"".join(client.passed)
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert answer.count(b"HTTP/1.1") == 1
+    assert answer.count(b"data: ") == 3
 
 
 @pytest.mark.parametrize("spare", [1, 4095, 4096, 5000])
