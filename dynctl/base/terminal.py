@@ -70,7 +70,11 @@ def printable_value(value: Value) -> Value:
     """
     import msgspec
 
-    encoded = msgspec.json.encode(value).decode()
+    data = msgspec.json.encode(value)
+    # Of most documents this shows as much, in a hundredth of the time of a search.
+    if data.isascii() and b"\\" not in data and b"\x7f" not in data:
+        return value
+    encoded = data.decode()
     if _ESCAPED.search(encoded) is None:
         return value
     plain = _PAIRS.sub(lambda found: found[0] if found[0] == "\\\\" else "?", encoded)
