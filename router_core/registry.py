@@ -51,14 +51,20 @@ class CandidateSet:
         """Positions by ascending id. Made when round-robin reads it: sorting takes the longest."""
         return sorted(range(len(self.slots)), key=self.refs.__getitem__)
 
+    @cached_property
+    def _of_slots(self) -> itemgetter[Any]:
+        """Reads a column at two slots or more."""
+        slots = self.slots
+        if slots[-1] - slots[0] == len(slots) - 1:
+            return itemgetter(slice(slots[0], slots[-1] + 1))
+        return itemgetter(*slots)
+
     def gather(self, column: Sequence[Any]) -> list[Any]:
         """``[column[slot] for slot in slots]``, in C."""
-        slots = self.slots
-        count = len(slots)
-        if count and slots[-1] - slots[0] == count - 1:
-            values = column[slots[0] : slots[-1] + 1]
-            return values if isinstance(values, list) else list(values)
-        return list(itemgetter(*slots)(column)) if count > 1 else [column[slot] for slot in slots]
+        if len(self.slots) < 2:
+            return [column[slot] for slot in self.slots]
+        values = self._of_slots(column)
+        return values if type(values) is list else list(values)
 
 
 class WorkerRegistry:

@@ -424,7 +424,7 @@ def check_one_engine(
         )
 
 
-_OWN_HEADERS = (*PIN_HEADERS, REQUEST_ID_HEADER)
+_OWN_HEADERS: Final = frozenset((*PIN_HEADERS, REQUEST_ID_HEADER))
 _PARSE: Final[dict[Endpoint, Callable[..., Any]]] = {
     "chat_completions": parse_chat_request,
     "completions": parse_completion_request,
@@ -439,7 +439,11 @@ def parse_request(
 ) -> ChatRequest | CompletionRequest:
     """The request of an endpoint, by its type. Raises RequestError."""
     # Most requests have none of our headers, and searching them is cheaper than applying them.
-    own = any(name in headers for name in _OWN_HEADERS)
+    own = (
+        not _OWN_HEADERS.isdisjoint(headers)
+        if type(headers) is dict
+        else any(name in headers for name in _OWN_HEADERS)
+    )
     parsed: ChatRequest | CompletionRequest = _PARSE[endpoint](decode_object(raw, limit))
     if not own:
         return parsed

@@ -263,8 +263,10 @@ def packed_size(decision: Decision, packed: PackedHop) -> int:
     """Bytes of a hop kept whole, without its workers: cards and the columns of candidates."""
     size = _WHOLE_HOP + len(packed.columns)
     size += CONSTRAINT_BYTES * len(decision.constraints.items)
+    size += _STEP * len(decision.funnel)
     for step in decision.funnel:
-        size += _STEP + _REJECTION * len(step.rejected)
+        if step.rejected:
+            size += _REJECTION * len(step.rejected)
     if decision.pair is not None or decision.budget is not None:
         size += _CHOSEN_AMONG
     for note in decision.notes:

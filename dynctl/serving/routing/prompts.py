@@ -423,7 +423,9 @@ def estimate_tokens(prompt: Prompt) -> int:
     for message in prompt.messages or ():
         content = message.get("content")
         for part in content if isinstance(content, list) else (content,):
-            text = part.get("text") if isinstance(part, Mapping) else part
-            chars += len(text) if isinstance(text, str) else 0
+            if isinstance(part, Mapping):
+                part = part.get("text")
+            if isinstance(part, str):
+                chars += len(part)
     tokens = max(1, chars // CHARS_PER_TOKEN)
     return tokens if prompt.keep is None else min(tokens, prompt.keep)

@@ -166,8 +166,14 @@ class RequestRecord:
 
     def _engine_attempts(self, state: ResponseState) -> tuple[EngineAttempt, ...]:
         """The requests to engines: those that failed, then the hops of the last plan."""
-        failed = tuple(EngineAttempt(*attempt) for attempt in self.attempts)
         plan = self.plan
+        failed: tuple[EngineAttempt, ...] = ()
+        if self.attempts:
+            failed = tuple(EngineAttempt(*attempt) for attempt in self.attempts)
+        elif state == "complete" and self.dispatched_at is not None and plan is not None:
+            hop = plan.decode if plan.prefill is None else None
+            if hop is not None and hop.winner is not None:  # most requests
+                return (EngineAttempt(hop.workers[hop.winner].name, hop.stage, ""),)
         if plan is None or state == "refused" or (state == "failed" and failed):
             return failed
         if self.dispatched_at is None and plan.waits:  # the client left the router queue
