@@ -410,6 +410,12 @@ _ROWS: Final = (
         menu=("Ask", "why this hit rate?"),
     ),
     Command(
+        "hot",
+        "hot:hot",
+        "Show the prefixes that requests share most, and their copies.",
+        menu=("Ask", "which prefixes are hot?"),
+    ),
+    Command(
         "record",
         "record:record",
         "Record what a router sees and does, in a file.",

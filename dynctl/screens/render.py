@@ -35,6 +35,7 @@ from dynctl.documents.config import ConfigReport
 from dynctl.documents.contexts import ContextChange, ContextDetail, ContextList
 from dynctl.documents.demo import ClusterTrouble, ClusterTroubles, DemoEnd, DemoStep
 from dynctl.documents.hits import HitsReport
+from dynctl.documents.hot import HotReport
 from dynctl.documents.recording import RecordingReport
 from dynctl.documents.replay import ReplayReport
 from dynctl.documents.route_result import RouteResult
@@ -60,6 +61,7 @@ from dynctl.screens import (
     decisions,
     demo,
     hits,
+    hot,
     plan,
     recording,
     replay,
@@ -354,6 +356,9 @@ _SCREENS: dict[type, Screen] = {
     ),
     HitsReport: Screen(
         hits.hits_screen, lambda r: (loss.cause for loss in r.largest), attrgetter("rungs")
+    ),
+    HotReport: Screen(
+        hot.hot_screen, lambda r: (p.prefix for p in r.prefixes), attrgetter("prefixes")
     ),
     DecisionReport: Screen(
         decisions.decision_report,

@@ -16,10 +16,13 @@ from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import Unreachable, UsageProblem, file_problem
 from dynctl.base.options import GlobalOptions
 from dynctl.base.signals import sigterm_like_ctrl_c
+from dynctl.documents.doubts import doubt
 from dynctl.documents.hits import HitsCause, HitsReport, best_trial
+from dynctl.documents.hot import HotReport
 from dynctl.documents.recording import NO_PROMPT_HASHES, Record
 from dynctl.documents.recording_file import RecordingFile
 from dynctl.health.hits import Ladder, Window
+from dynctl.health.hits.hot import HotPrefixes
 from dynctl.health.hits.trials import changes
 from dynctl.simulation.replay.inputs import DEFAULT_BLOCK, TraceInput, is_recording
 from dynctl.sources.recording import moment
@@ -27,6 +30,8 @@ from router_core import SETTINGS, TIERS, RouterConfig
 
 #: Recordings that are judged together: those of the routers of one fleet.
 MOST_FILES: Final = 16
+#: Doubts about a ladder that are about prefixes too.
+_OF_PREFIXES: Final = ("DYR0767", "DYR0768")
 #: A live recording may have this size; longer ones are for `dynctl record`.
 _MOST_BYTES: Final = 4 << 30
 
@@ -49,12 +54,16 @@ class SimulatedTrace:
 
 @dataclass(frozen=True, slots=True)
 class HitsQuery:
-    """What is judged: groups (one of ``documents.hits.BY`` or empty), times, damaged chunks."""
+    """What is judged: groups (one of ``documents.hits.BY`` or empty), times, damaged chunks.
+
+    ``hot`` counts the prefixes of the requests.
+    """
 
     by: str = ""
     start: str | None = None
     end: str | None = None
     skip_bad: bool = False
+    hot: HotPrefixes | None = None
 
     @property
     def windowed(self) -> bool:
@@ -181,7 +190,7 @@ def _record_dynamo(options: GlobalOptions, urls: Sequence[str], seconds: int, pa
 
 
 def _of_recordings(opened: Sequence[RecordingFile], query: HitsQuery) -> HitsReport:
-    ladder = Ladder(by=query.by, window=_window(opened, query))
+    ladder = Ladder(by=query.by, window=_window(opened, query), hot=query.hot)
     streams = [_numbered_records(recording, number) for number, recording in enumerate(opened)]
     for _, number, record in merge(*streams, key=lambda item: item[0]):
         ladder.take(record, number)
@@ -235,6 +244,25 @@ def _changes(cause: HitsCause, config: RouterConfig) -> dict[str, Any]:
         best = best_trial(cause.trials)
         return {} if best is None else best.settings
     return dict(next(iter(changes(cause.cause, config)), ()))
+
+
+def hot_report(report: HitsReport, prefixes: HotPrefixes) -> HotReport:
+    """The prefixes of the requests of a report, which were counted while it was made."""
+    doubts = [known for known in report.doubts if known.code in _OF_PREFIXES]
+    if prefixes.left_out:
+        doubts.append(doubt("DYR0768", what=f"blocks of prefixes ({prefixes.left_out:,})"))
+    return HotReport(
+        report.source,
+        report.start,
+        report.end,
+        prefixes.requests,
+        prefixes.prompt_tokens,
+        report.workers,
+        report.models,
+        prefixes.shared,
+        prefixes.prefixes,
+        doubts,
+    )
 
 
 def _with_replays(
@@ -359,7 +387,7 @@ def of_trace(path: Path | None, query: HitsQuery, trace: SimulatedTrace) -> Hits
         block_size=min(given.first().block_size, 4096),
     )
     policy = policies([trace.policy])[0][0]
-    ladder = Ladder(by=query.by)
+    ladder = Ladder(by=query.by, hot=query.hot)
     try:
         simulate(
             given.requests(trace.seed),

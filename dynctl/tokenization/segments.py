@@ -164,7 +164,7 @@ def _tool_header(tokenizer: ModelTokenizer) -> str:
     """What a template writes before the result of a tool."""
     call = {"id": "call00000", "type": "function", "function": {"name": "walnut", "arguments": {}}}
     user, reply, result, *_ = _WORDS
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "user", "content": user},
         {"role": "assistant", "content": reply, "tool_calls": [call]},
         {"role": "tool", "content": result, "tool_call_id": "call00000", "name": "walnut"},

@@ -28,6 +28,7 @@ from dynctl.documents.recording import (
 from dynctl.health.hits.caches import Bounds, Caches, ModelCaches
 from dynctl.health.hits.causes import GRACE_S, READS_CACHES, Causes, index_state
 from dynctl.health.hits.choice import exclusion
+from dynctl.health.hits.hot import HotPrefixes
 from dynctl.health.hits.past import RankKey, RecordedRouter, Request
 from dynctl.health.hits.tally import Tally, causes, largest, rate
 from dynctl.health.hits.trials import BRIDGED_S, Trials, sent_blocks
@@ -77,12 +78,18 @@ class Ladder:
     """The ladder over the records of one router or of several; see the package.
 
     Records of one router come in order of time; those of several merged by time. ``by``: one of
-    ``dynctl.documents.hits.BY``, or empty.
+    ``dynctl.documents.hits.BY``, or empty. ``hot`` counts the prefixes of the requests.
     """
 
     def __init__(
-        self, *, by: str = "", window: Window = Window(), bounds: Bounds = Bounds()
+        self,
+        *,
+        by: str = "",
+        window: Window = Window(),
+        bounds: Bounds = Bounds(),
+        hot: HotPrefixes | None = None,
     ) -> None:
+        self._hot = hot
         self._by = by
         self._window = window
         self._sources: dict[int, RecordedRouter] = {}
@@ -442,6 +449,8 @@ class Ladder:
         if not request.hashes:
             self._count_bare(request)
             return
+        if self._hot is not None:
+            self._hot.add(request)
         self._causes.gaps(request, self._now)
         self._causes.prompt(request)
         self._causes.reuse(request)
@@ -511,13 +520,16 @@ class Ladder:
             for name, tallies in self._groups.items()
             if tallies[kind].requests
         ]
+        workers = len({key[0] for key in self._caches.ranks})
+        if self._hot is not None:
+            self._hot.locate(self._holders)
         return HitsReport(
             source=title,
             start=tally.start if tally.requests else None,
             end=tally.end if tally.requests else None,
             requests=tally.requests,
             prompt_tokens=tally.tokens,
-            workers=len({key[0] for key in self._caches.ranks}),
+            workers=workers,
             models=sorted(self._names),
             rungs=rungs,
             largest=largest(tally),
@@ -531,6 +543,25 @@ class Ladder:
             stored_blocks=self._caches.stored,
             doubts=list(self._doubts(tally, rungs)),
         )
+
+    def _holders(self, model: str, hashes: Sequence[int]) -> tuple[list[str], int] | None:
+        """The workers that have all of these blocks now, and how many compute prompts of the model;
+        None where none reports KV events."""
+        names: set[str] = set()
+        workers: set[int] = set()
+        for source in self._sources.values():
+            router = source.router
+            mask, _ = _prompt_ranks(router, model)
+            if router is None or not source.gives("kv_events"):
+                continue
+            mask &= ~(router.freshness.none | router.freshness.estimated)
+            matches = router.index.find_matches(hashes, mask, len(hashes))
+            for slot in slots_of(mask):
+                workers.add(router.registry.ref(slot).worker_id)
+                device = min(matches.get(slot), len(hashes))
+                if self._caches.depth(router, slot, hashes, device) == len(hashes):
+                    names.add(router.registry.worker(slot).name)
+        return (sorted(names), len(workers)) if workers else None
 
     def _capacity_blocks(self) -> int | None:
         """The KV blocks of the fleets of all models; None where one is unknown."""

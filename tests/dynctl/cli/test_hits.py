@@ -598,3 +598,22 @@ def test_a_pipe_or_a_device_is_refused_and_never_waited_for(
     ran = dynctl(*[one.format(name) for one in command])
     assert (ran.code, ran.out) == (2, "")
     assert f"{name}: is a pipe or a device; expected a file" in ran.err
+
+
+@pytest.mark.parametrize("width", [64, 80, 200])
+def test_hot_prefixes_of_a_recording_on_a_screen(dynctl, tmp_path: Path, monkeypatch, width: int):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", str(width))
+    recording(Path("a.dynrec"))
+    ran = dynctl("hot", "a.dynrec", "--top", 3)
+    assert ran.code == 0, ran.err
+    assert "shared prefixes, 3 of 13, 78 requests, 5 workers" in " ".join(ran.out.split())
+    assert "TOO MANY COPIES" not in ran.out
+    assert all(len(line) <= width for line in ran.out.splitlines())
+    report = dynctl("hot", "a.dynrec", "-o", "json").json
+    assert report["kind"] == "HotReport"
+    assert len(report["prefixes"]) == 13
+    names = dynctl("hot", "a.dynrec", "-o", "name").out.split()
+    assert names == [row["prefix"] for row in report["prefixes"]]
+    refused = dynctl("hot", "a.dynrec", "--for", "5m")
+    assert (refused.code, "--for is for a live router" in refused.err) == (2, True)
