@@ -515,12 +515,18 @@ class Metrics(ServiceObserver):
             ("prefills_predicted", "prefill_predicted_seconds", "prefill_measured_seconds")
         ):
             yield self._text(f"dynctl_{name}_total", [(k, row[place]) for k, row in times.items()])
+        yield from self._last_values()
+
+    def _last_values(self) -> Iterator[str]:
+        """Of the last request of each worker; of workers that are gone no longer."""
         for name, last in (
             ("input_sequence_tokens", self._last_isl),
             ("time_to_first_token_seconds", self._last_ttft),
             ("inter_token_latency_seconds", self._last_itl),
         ):
-            for key in [k for k in last if router.registry.get(k[0].worker_id) is None]:
+            for key in [
+                k for k in last if self._service.router.registry.get(k[0].worker_id) is None
+            ]:
                 del last[key]
             rows: dict[LabelValues, float] = {
                 (str(ref.worker_id), str(ref.dp_rank), kind): value
