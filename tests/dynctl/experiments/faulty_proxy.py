@@ -22,8 +22,10 @@ class Fault:
 
     ``request`` changes the body of a chat, or returns the response to send. ``answer`` changes the
     document of a whole answer, ``events`` the lines of a stream; where it raises ConnectionError,
-    the connection is cut. ``place`` chooses one of several servers.
+    the connection is cut. ``place`` chooses one of several servers. ``routes``: further ones.
     """
+
+    routes: Sequence[web.RouteDef] = ()
 
     def __init__(self) -> None:
         self.number = count()
@@ -73,6 +75,7 @@ async def faulty_proxy(upstreams: str | Sequence[str], fault: Fault) -> AsyncIte
         proxy = _Proxy(upstreams, fault, session)
         application.router.add_post("/v1/chat/completions", proxy.chat)
         application.router.add_get("/v1/models", proxy.models)
+        application.router.add_routes(fault.routes)
         application.router.add_route("*", "/{path:.*}", proxy.other)
         runner = web.AppRunner(application, handler_cancellation=True)
         await runner.setup()

@@ -1,0 +1,1 @@
+"""`dynctl test` behind routers that others made."""
