@@ -36,6 +36,11 @@ isolated() {
   ' sh "$@"
 }
 
+if [ "$1" = --clean-after ]; then # PID: where that process cannot do it itself
+  tail --pid="$2" -s 0.2 -f /dev/null
+  clean
+  exit
+fi
 trap clean EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
@@ -46,4 +51,5 @@ if ! refusal=$(isolated true 2>&1); then
 fi
 export DYNCTL_TEST_ISOLATED="/tmp/dynctl-kubernetes-$$"
 mkdir -m 700 "$DYNCTL_TEST_ISOLATED"
+setsid "$0" --clean-after $$ >/dev/null 2>&1 </dev/null &
 isolated "$@"
