@@ -36,6 +36,7 @@ from dynctl.documents.contexts import ContextChange, ContextDetail, ContextList
 from dynctl.documents.demo import ClusterTrouble, ClusterTroubles, DemoEnd, DemoStep
 from dynctl.documents.hits import HitsReport
 from dynctl.documents.hot import HotReport
+from dynctl.documents.prompt_parts import PromptParts
 from dynctl.documents.recording import RecordingReport
 from dynctl.documents.replay import ReplayReport
 from dynctl.documents.route_result import RouteResult
@@ -63,6 +64,7 @@ from dynctl.screens import (
     hits,
     hot,
     plan,
+    prompt_parts,
     recording,
     replay,
     route,
@@ -359,6 +361,11 @@ _SCREENS: dict[type, Screen] = {
     ),
     HotReport: Screen(
         hot.hot_screen, lambda r: (p.prefix for p in r.prefixes), attrgetter("prefixes")
+    ),
+    PromptParts: Screen(
+        prompt_parts.prompt_parts_screen,
+        lambda r: (row.name for row in r.parts),
+        attrgetter("parts"),
     ),
     DecisionReport: Screen(
         decisions.decision_report,

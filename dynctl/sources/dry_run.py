@@ -26,6 +26,7 @@ from dynctl.documents.doubts import (
     some_names,
     without_settings,
 )
+from dynctl.documents.prompt_parts import PromptParts
 from dynctl.documents.route_of_plan import index_doubts, route_result
 from dynctl.documents.route_result import RouteResult, WorkerSetRow
 from dynctl.documents.view import SavedView
@@ -117,6 +118,29 @@ class DryRun:
     def tokens(self) -> list[int]:
         """The prompt's token ids; empty where they are not known."""
         return self._prompt.ids
+
+    def parts(self) -> PromptParts:
+        """The prompt part by part: what of it is cached where, and where it breaks."""
+        from dynctl.health.hits.parts import prompt_parts
+        from dynctl.tokenization.segments import segment_marks
+
+        if self._prompt.not_modelled is not None:
+            raise UsageProblem(
+                f"the blocks of the prompt are unknown: {self._prompt.not_modelled}",
+                "dynctl route --explain shows the choice without them",
+            )
+        starts: Sequence[tuple[str, int]] = ()
+        if isinstance(self._parsed, ChatRequest):
+            starts = segment_marks(self._tokenizer()).segments(self.tokens)
+        registry = self._router.registry
+        mask = 0
+        for model in {worker.model for worker in self._workers}:
+            ranks = registry.model(model)
+            mask |= ranks & ~registry.roles[Role.DECODE] or ranks & registry.can_prefill
+        sets = self._sets()
+        hashes = self.hashes(next(iter(sets), None))
+        found = prompt_parts(self._router, self.model, mask, hashes, len(self.tokens), starts)
+        return msgspec.structs.replace(found, doubts=[*self._view.doubts, *self.doubts])
 
     def route(self) -> RouteResult:
         """Where the request would go, and why."""

@@ -30,6 +30,13 @@ def route(
     explain: Annotated[
         bool, typer.Option("--explain", help="Explain the decision, hop by hop.")
     ] = False,
+    parts: Annotated[
+        bool,
+        typer.Option(
+            "--parts",
+            help="Show the prompt part by part: what is cached where, and where it breaks.",
+        ),
+    ] = False,
     show_all: Annotated[
         bool, typer.Option("--all", help="List all candidates and rejections (with --explain).")
     ] = False,
@@ -147,12 +154,25 @@ def route(
     source = connect(options)
     if save_view is not None:
         source = _save_view(source, save_view)
+    if parts:
+        emit(_parts(source, query), options)
+        return ExitCode.YES
     result = source.route(query)
     for doubt in result.doubts:
         if doubt.code == _NO_EFFECT:
             talk(f"warning: {doubt.what}")
     emit(result, options, screen=ExplainScreen(show_all) if explain else None)
     return ExitCode.YES if result.ok else ExitCode.NO
+
+
+def _parts(source: Any, query: Any) -> Any:
+    """The prompt part by part, beside the view of a source."""
+    from dynctl.sources.dry_run import DryRun
+    from dynctl.sources.view import ViewSource, open_view_bytes
+
+    if not isinstance(source, ViewSource):
+        source = open_view_bytes(source.save(), "--parts", source.title, from_file=False)
+    return DryRun(source.view, query).parts()
 
 
 def _save_view(source: Any, path: Path) -> Any:

@@ -15,6 +15,10 @@ import yaml
 
 from dynctl.documents.doubts import doubt
 from dynctl.documents.route_result import RouteResult
+from dynctl.documents.view import encode_view
+from dynctl.tokenization import DEMO_MODEL_DIR, load_tokenizer
+from router_core import Router, hash_prompt
+from tests.dynctl.health.test_parts import SIZE, holding
 from tests.golden.fleets import TOKENS, two_zones
 
 DEMO = "Explain KV cache reuse in distributed serving."
@@ -450,3 +454,42 @@ def test_what_cannot_be_counted_is_routed_with_a_doubt(dynctl, tmp_path, body):
     ran = dynctl("route", "--messages", str(file), "--demo", "-o", "json")
     assert (ran.code, ran.err) == (0, "")
     assert "cache overlap not modelled" in ran.out
+
+
+def test_route_shows_a_chat_of_a_view_part_by_part_and_no_text_of_it(
+    dynctl, tmp_path: Path
+) -> None:
+    tokenizer = load_tokenizer(DEMO_MODEL_DIR)
+    words = " ".join(f"zebra{number}" for number in range(40))
+    chat = [{"role": "system", "content": words}, {"role": "user", "content": f"giraffe {words}"}]
+    ids = tokenizer.encode_chat(chat)
+    router = Router()
+    holding(router, 1, hash_prompt(ids, SIZE).local)
+    view, changed = tmp_path / "view.json", tmp_path / "chat.json"
+    view.write_bytes(encode_view(router.capture(), now=1.0))
+    chat[1]["content"] = f"elephant {words}"
+    changed.write_text(json.dumps(chat))
+    given = (
+        "route",
+        "--view",
+        view,
+        "--model-path",
+        DEMO_MODEL_DIR,
+        "--messages",
+        changed,
+        "--parts",
+    )
+    ran = dynctl(*given)
+    assert ran.code == 0, ran.err
+    assert [line.split("  ")[0] for line in ran.out.splitlines()[2:6]] == [
+        "PART", "system", "turn 1 (user)", "turn 1 (assistant)",
+    ]  # fmt: skip
+    assert "most cached on w1" in ran.out
+    assert "no worker has block" in ran.out
+    report = dynctl(*given, "-o", "json")
+    assert report.json["kind"] == "PromptParts"
+    system, turn, _ = report.json["parts"]
+    assert system["tokens"] - SIZE < system["cached"] <= system["tokens"]
+    assert turn["cached"] < 2 * SIZE < turn["tokens"]
+    assert report.json["breaks"]["block"] == system["tokens"] // SIZE
+    assert all(word not in ran.out + report.out for word in ("zebra", "giraffe", "elephant"))
