@@ -75,7 +75,8 @@ class Reply:
     ``status`` 0: no HTTP response, ``problem`` says why; else ``problem`` is the message of an
     error response, or what is wrong with an answer of status 200: an error in it, a stream that was
     cut. Token counts are those of ``usage``, None where it does not have them.
-    ``prefill`` and ``decode``: the ids of the workers that the router names, None without. The
+    ``prefill`` and ``decode``: the ids of the workers that the router names, None without;
+    ``decode_rank``: the data-parallel rank of the latter, 0 where it has no others. The
     count of cached tokens may be that of the decode worker, but not from a dynctl frontend.
     ``events``: seconds from the request to each event of a stream with choices. ``texts``: how many
     of them have output. ``disorder``: what is wrong with their order, empty if nothing. ``done``:
@@ -90,6 +91,7 @@ class Reply:
     cached_tokens: int | None = None
     prefill: int | None = None
     decode: int | None = None
+    decode_rank: int = 0
     events: tuple[float, ...] = ()
     texts: int = 0
     disorder: str = ""
@@ -505,6 +507,7 @@ def _with_fields(reply: Reply, document: Mapping[str, Any]) -> Reply:
             reply,
             prefill=_count(workers.get("prefill_worker_id")),
             decode=_count(workers.get("decode_worker_id")),
+            decode_rank=_count(workers.get("decode_dp_rank")) or 0,
         )
     return reply
 

@@ -31,6 +31,10 @@ class FleetFacts:
         """The worker with an id that a reply names."""
         return next((row for row in self.workers if row.worker_id == worker_id), None)
 
+    def ranks(self) -> int:
+        """The number of ranks that may generate answers."""
+        return sum(max(1, len(row.ranks)) for row in self.answering())
+
     @property
     def active_requests(self) -> int:
         """The requests that the router counts on all workers."""

@@ -31,34 +31,40 @@ _LEAST_EVIDENCE: Final = 0.05
 _BUSY_S: Final = 2.0
 _STEP_S: Final = 0.1
 _REFUSED: Final = frozenset({503, 529})
+_SHARED: Final = Skipped("other requests run in this fleet: their load may decide")
 _THRESHOLD: Final = "active_decode_blocks_threshold"
+
+
+Place = tuple[int, int]
+"""The id of a worker, and a rank of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A request that was sent while streams ran at the workers ``busy``, before and after it."""
+    """A request that was sent while streams ran at ``busy``, before and after it."""
 
     reply: Reply
-    busy: frozenset[int]
+    busy: frozenset[Place]
 
     @property
     def at_busy(self) -> bool:
-        return self.reply.decode in self.busy
+        return _place(self.reply) in self.busy
 
 
 @dataclass(frozen=True, slots=True)
 class PassedOver:
-    """``workers``: how many could have answered the probes."""
+    """``ranks``: how many could have answered the probes. ``shared``: other requests ran too."""
 
     probes: Sequence[Probe]
-    workers: int
+    ranks: int
+    shared: bool = False
 
     @property
     def chance(self) -> float:
-        """The share of probes that a choice without regard to load sends to busy workers."""
+        """The share of probes that a choice without regard to load sends to busy ranks."""
         if not self.probes:
             return 0.0
-        return sum(len(probe.busy) for probe in self.probes) / len(self.probes) / self.workers
+        return sum(len(probe.busy) for probe in self.probes) / len(self.probes) / self.ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,7 @@ class Limited:
     ``busy``: the frontend showed these workers as busy. ``after``: a request with the former value.
     """
 
-    held: frozenset[int]
+    held: frozenset[Place]
     workers: int
     busy: bool
     probes: Sequence[Probe] = ()
@@ -93,34 +99,58 @@ async def _gather(bench: Bench) -> LoadFacts:
 
 async def _pass_over(bench: Bench) -> PassedOver | Skipped:
     skipped = _unnamed(bench)
-    workers = 0 if skipped is not None else await _count_workers(bench)
-    if isinstance(workers, Skipped):
-        return workers
-    if skipped is not None or workers < 2:
+    ranks = 0 if skipped is not None else await _count_ranks(bench)
+    if isinstance(ranks, Skipped):
+        return ranks
+    if skipped is not None or ranks < 2:
         return skipped or Skipped("one worker answers: no other can be chosen")
-    async with _held(bench, min(_HELD, workers - 1)) as streams:
-        return PassedOver(await _probe(bench, streams, _PROBES), workers)
+    shared = False
+    async with _held(bench, min(_HELD, ranks - 1)) as streams:
+        probes: list[Probe] = []
+        while len(probes) < _PROBES and (sent := await _probe(bench, streams, 1)):
+            probes += sent
+            if shared := await _is_shared(bench, len(streams)):
+                break
+    return PassedOver(probes, ranks, shared)
+
+
+async def _is_shared(bench: Bench, streams: int) -> bool:
+    """Whether more requests run than the test's own ``streams``; False where that is unknown.
+
+    Read twice: a request that just ended may still be counted.
+    """
+    for _ in range(2):
+        fleet = bench.subject.fleet
+        if fleet is None or (await _now(bench, fleet)).active_requests <= streams:
+            return False
+        await bench.pause(_STEP_S)
+    return True
 
 
 def _unnamed(bench: Bench) -> Skipped | None:
     return None if bench.subject.names_workers else NO_NAMES
 
 
-async def _count_workers(bench: Bench) -> int | Skipped:
-    """The number of workers between which load decides, or why it is not known."""
+async def _count_ranks(bench: Bench) -> int | Skipped:
+    """The number of ranks between which load decides, or why it is not known."""
     fleet = bench.subject.fleet
     if fleet is not None:
         if _is_bound(fleet):
             return Skipped("hand-offs are bound to domains (DYE0701), which leave load no choice")
         if (await _now(bench, fleet)).active_requests:
-            return Skipped("other requests run in this fleet: their load may decide")
-        return len(fleet.answering())
+            return _SHARED
+        return fleet.ranks()
     scouts = [
         await bench.client.chat(bench.chat(bench.prompts.fresh(_WORDS))) for _ in range(_SCOUTS)
     ]
     if any(reply.prefill != reply.decode for reply in scouts if reply.answered):
         return Skipped(f"the domains of prefill and decode workers are unknown: {UNREADABLE}")
-    return len({reply.decode for reply in scouts if reply.decode is not None})
+    return len(set(filter(None, map(_place, scouts))))
+
+
+def _place(reply: Reply) -> Place | None:
+    """Where a request was answered, as far as the reply names it."""
+    return None if reply.decode is None else (reply.decode, reply.decode_rank)
 
 
 def _is_bound(fleet: FleetFacts) -> bool:
@@ -170,18 +200,18 @@ async def _probe(bench: Bench, streams: Sequence[HeldStream], number: int) -> li
     return probes
 
 
-def _busy(streams: Sequence[HeldStream]) -> frozenset[int]:
-    """The workers of the streams that run now."""
-    replies = [stream.reply for stream in streams if stream.running]
-    return frozenset(
-        reply.decode for reply in replies if reply is not None and reply.decode is not None
-    )
+def _busy(streams: Sequence[HeldStream]) -> frozenset[Place]:
+    """Where the streams run now."""
+    replies = [stream.reply for stream in streams if stream.running and stream.reply is not None]
+    return frozenset(filter(None, map(_place, replies)))
 
 
 def _passes_over(facts: LoadFacts) -> Outcome:
     passed = facts.passed_over
     if isinstance(passed, Skipped):
         return passed
+    if passed.shared:
+        return _SHARED
     if not passed.probes:
         return Skipped(f"streams of {_HELD_TOKENS} tokens end before another request is answered")
     if refused := refusal([probe.reply for probe in passed.probes]):
@@ -190,11 +220,11 @@ def _passes_over(facts: LoadFacts) -> Outcome:
     hits = sum(probe.at_busy for probe in passed.probes)
     if hits >= max(2.0, number * chance / 2):
         return Wrong(
-            (found(facts.model, hits=str(hits), probes=str(number), workers=str(passed.workers)),)
+            (found(facts.model, hits=str(hits), probes=str(number), workers=str(passed.ranks)),)
         )
     if at_most_by_chance(hits, number, chance) > _LEAST_EVIDENCE:
         return Skipped(f"{hits} of {number} requests went to busy workers: chance explains it")
-    return Passed(f"{hits} of {number} requests went to a busy one of {passed.workers} workers")
+    return Passed(f"{hits} of {number} requests went to a busy one of {passed.ranks} workers")
 
 
 # -- a threshold -----------------------------------------------------------------------------------
@@ -212,6 +242,8 @@ async def _limit(bench: Bench) -> Limited | Skipped:
         return Skipped(
             "a worker does not publish total_kv_blocks, of which the threshold is a share"
         )
+    if fleet.ranks() > len(answering):
+        return Skipped("a worker with several data-parallel ranks is busy when all of them are")
     if fleet.active_requests:
         return Skipped("other requests run in this fleet, which a threshold of 0 would refuse")
     model, number = answering[0].model, min(_HELD, len(answering))
@@ -226,12 +258,13 @@ async def _limit(bench: Bench) -> Limited | Skipped:
     return Limited(held, len(answering), busy, probes, after)
 
 
-async def _shown_busy(bench: Bench, held: frozenset[int]) -> bool:
+async def _shown_busy(bench: Bench, held: frozenset[Place]) -> bool:
     """Whether the frontend shows these workers as busy within 2 s."""
+    workers = {worker for worker, _ in held}
     for _ in range(round(_BUSY_S / _STEP_S)):
         fleet = await bench.operator.fleet(bench.subject.model)
         rows: Sequence[WorkerRow] = () if fleet is None else fleet.workers
-        if held and all(row.busy for row in rows if row.worker_id in held):
+        if held and all(row.busy for row in rows if row.worker_id in workers):
             return True
         await bench.pause(_STEP_S)
     return False

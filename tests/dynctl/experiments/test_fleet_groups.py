@@ -178,6 +178,35 @@ async def test_a_router_that_ignores_load_is_found():
     assert wrong(report) == {"DYE0801"}
 
 
+async def test_ranks_of_one_worker_are_places_of_their_own(tmp_path: Path):
+    async with site(engines(1, data_parallel_size=3)) as fleet:
+        url = fleet.frontend.url
+        report = await result_of(url, only=("load",), changes=True, state=tmp_path)
+    assert states(report) == {"DYE0801": State.PASS, "DYE0802": State.SKIP}
+    assert "of 3 workers" in messages(report)["DYE0801"]
+    assert "data-parallel" in messages(report)["DYE0802"]
+
+
+async def test_load_of_others_is_not_a_fault():
+    """A router that ignores load is not blamed where others' load may decide."""
+    router = RouterConfig(router_mode="round-robin")
+    async with site(engines(3), router=router) as fleet:
+        others = [asyncio.create_task(busy_client(fleet, number)) for number in range(2)]
+        try:
+            report = await result_of(fleet.frontend.url, only=("load",))
+        finally:
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+    assert states(report)["DYE0801"] is State.SKIP
+    assert "other requests" in messages(report)["DYE0801"]
+
+
+async def busy_client(fleet: Site, number: int) -> None:
+    while True:
+        await fleet.chat(f"client {number} " * 30, max_tokens=60)
+
+
 async def test_one_worker_has_no_load_to_compare():
     async with site(engines(1)) as fleet:
         report = await result_of(fleet.frontend.url, only=("load",))
@@ -326,10 +355,10 @@ async def test_two_tests_do_not_change_one_server(tmp_path: Path):
 # -- what a test leaves ----------------------------------------------------------------------------
 
 
-async def start_test(url: str, state: Path) -> asyncio.subprocess.Process:
+async def start_test(url: str, state: Path, group: str) -> asyncio.subprocess.Process:
     """A test by the command line that changes a frontend."""
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "dynctl", "test", url, "--only", "change", "--allow-changes"),
+        *(sys.executable, "-m", "dynctl", "test", url, "--only", group, "--allow-changes"),
         env={**os.environ, "XDG_STATE_HOME": str(state)},
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
@@ -341,7 +370,7 @@ async def test_an_interrupted_test_is_put_back(number: signal.Signals, tmp_path:
     """At once by Ctrl-C and SIGTERM; after SIGKILL by the next test, which reports it."""
     async with site(engines(2)) as fleet:
         url, cordoned = fleet.frontend.url, fleet.service.membership.cordoned
-        process = await start_test(url, tmp_path)
+        process = await start_test(url, tmp_path, "change")
         await until(lambda: bool(cordoned), 30)
         process.send_signal(number)
         assert await process.wait() != 0
@@ -357,6 +386,22 @@ async def test_an_interrupted_test_is_put_back(number: signal.Signals, tmp_path:
         assert not cordoned
         assert (len(report.sources) == 2) is killed
         assert not killed or "put back after an earlier test: cordon" in report.sources[1]
+
+
+async def test_a_threshold_of_a_killed_test_is_put_back(tmp_path: Path):
+    name, state = "active_decode_blocks_threshold", tmp_path / "dynctl"
+    async with site(engines(2)) as fleet:
+        url, busy = fleet.frontend.url, fleet.service.router.busy
+        fleet.service.apply(ThresholdsSet("demo", {name: 0.85}))
+        process = await start_test(url, tmp_path, "load")
+        await until(lambda: busy.thresholds("demo").active_decode_blocks_threshold == 0.0, 30)
+        process.kill()
+        await process.wait()
+        assert busy.thresholds("demo").active_decode_blocks_threshold == 0.0
+        report = await result_of(url, only=("limits",), state=state, changes=True)
+        assert busy.thresholds("demo").active_decode_blocks_threshold == 0.85
+    assert "put back" in report.sources[1]
+    assert not journals(state)
 
 
 async def test_a_value_that_somebody_changed_since_stays(tmp_path: Path):
