@@ -376,7 +376,7 @@ _ROWS: Final = (
         "test",
         "test:prove",
         "Test a server by requests: names, tokens, reuse.",
-        reads=Reads.FRONTENDS,
+        reads=Reads.FLEET,
         formats=(*_CHECKS, OutputFormat.PROMETHEUS),
         menu=("Look", "does it do it right?"),
     ),

@@ -17,7 +17,9 @@ from dynctl.sources.client import FrontendClient
 from router_core import Role, RouterPolicy
 
 T = TypeVar("T")
-UNREADABLE: Final = "a dynctl frontend shows its workers to its operator (--token-file)"
+UNREADABLE: Final = (
+    "a dynctl frontend shows its workers to its operator (--token-file), a Dynamo by --discovery"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,13 @@ class FleetFacts:
         return [row for row in self.workers if row.role != Role.PREFILL and row.gets_requests]
 
 
+def served_workers(
+    rows: Sequence[WorkerRow], model: str, policy: RouterPolicy | None = None
+) -> FleetFacts:
+    """The workers of ``rows`` that serve a model."""
+    return FleetFacts([row for row in rows if model in row.served_names], policy)
+
+
 class Operator:
     """The operator's calls of one frontend, beside the canaries of the event loop."""
 
@@ -70,8 +79,7 @@ class Operator:
             config = await self.call(self.client.config)
         except DynctlError:
             return None
-        served = [row for row in rows if model in row.served_names]
-        return FleetFacts(served, router_policy(config.values))
+        return served_workers(rows, model, router_policy(config.values))
 
     async def report(self, summary: Summary, model: str) -> None:
         """Let the frontend keep the result, which `top` shows. A server that keeps none is left

@@ -12,11 +12,12 @@ from typing import Any, Final, TypeVar
 
 from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
 from dynctl.documents.trial import Spent, TrialReport
+from dynctl.documents.workers import WorkerRow
 from dynctl.experiments.canary import MOST_AT_ONCE, Budget, BudgetSpent, CanaryClient, Chat
 from dynctl.experiments.changes import opened_changes
 from dynctl.experiments.groups.all import GROUPS, NOT_TESTED
 from dynctl.experiments.groups.group import Bench, Group, Subject
-from dynctl.experiments.operator import Operator
+from dynctl.experiments.operator import Operator, served_workers
 from dynctl.experiments.prompts import Prompts
 from dynctl.findings.catalogue import all_codes
 from dynctl.findings.report import Section, summarize
@@ -36,7 +37,7 @@ class TrialOptions:
     request and its repeat. ``only``: words of groups, all where it is empty. ``seed`` None:
     a random one. ``model_path``: a tokenizer directory with which counts of tokens are compared.
     ``changes``: allow those that the test puts back. ``state``: the directory of their journal,
-    None: the user's.
+    None: the user's. ``workers``: reads those of a frontend that does not show them, None: unknown.
     """
 
     url: str
@@ -53,6 +54,7 @@ class TrialOptions:
     suppressed: Suppressions = NOTHING
     changes: bool = False
     state: Path | None = None
+    workers: Callable[[], Sequence[WorkerRow]] | None = None
 
 
 def chosen_groups(only: Sequence[str]) -> list[Group[Any]]:
@@ -136,14 +138,18 @@ async def _subject(client: CanaryClient, operator: Operator, wanted: TrialOption
         )
     # A server that does not know the field ignores or refuses it.
     reply = await client.chat(Chat(model, (_GREETING,), workers=True))
+    names_workers = reply.decode is not None or reply.prefill is not None
+    fleet = await operator.fleet(model)
+    if fleet is None and wanted.workers is not None and names_workers:
+        fleet = served_workers(await operator.call(wanted.workers), model)
     return Subject(
         model,
         listed,
         rows,
-        names_workers=reply.decode is not None or reply.prefill is not None,
+        names_workers=names_workers,
         shows_decisions=await client.decision(reply) is not None,
         count=_counter(wanted.model_path),
-        fleet=await operator.fleet(model),
+        fleet=fleet,
     )
 
 

@@ -1,12 +1,16 @@
 """`dynctl test`."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dynctl.base.options import GlobalOptions
 from dynctl.cli.shared_options import FailOn, Suppress, expect_level, seconds
+
+if TYPE_CHECKING:
+    from dynctl.documents.workers import WorkerRow
 
 
 def prove(
@@ -58,8 +62,7 @@ def prove(
         bool,
         typer.Option(
             "--allow-changes",
-            help="Also lower a threshold and cordon a worker of a dynctl frontend, for some"
-            " seconds each.",
+            help="Also lower a threshold and cordon a worker of a dynctl frontend for a moment.",
         ),
     ] = False,
     fail_on: FailOn = "fail",
@@ -67,7 +70,8 @@ def prove(
 ) -> int:
     """Test an OpenAI server by requests, from the names of models to the limits of bodies.
 
-    The server may be a frontend of any router, a gateway or one engine. The requests have the user
+    The server may be a frontend of any router, a gateway or one engine. With --discovery, the
+    workers' domains are those of a live Dynamo. The requests have the user
     dynctl-test and random prompts, and change nothing but the contents of caches. What
     --allow-changes changes is put back; after a kill, the next test with it does so. Exit code 0:
     no check failed, 1: a check failed, 3: the server does not answer.
@@ -75,7 +79,7 @@ def prove(
     import asyncio
     import os
 
-    from dynctl.base.errors import ExitCode
+    from dynctl.base.errors import ExitCode, UsageProblem
     from dynctl.base.signals import sigterm_like_ctrl_c
     from dynctl.experiments.trial import TrialOptions, announcement, run_trial
     from dynctl.findings.catalogue import all_codes
@@ -85,6 +89,8 @@ def prove(
     from dynctl.sources.named import token
 
     expect_level(fail_on)
+    if options.offline is not None:
+        raise UsageProblem(f"test {options.offline}: nothing is running there", "specify the URL")
     wanted = TrialOptions(
         url=_url(options, url),
         key=os.environ.get(api_key_env) or None,
@@ -98,6 +104,7 @@ def prove(
         model_path=model_path,
         suppressed=Suppressions.parse(suppress or (), all_codes()),
         changes=allow_changes,
+        workers=_discovered_workers(options),
     )
     talk(announcement(wanted))
     with sigterm_like_ctrl_c(), progress(options) as bar:
@@ -121,6 +128,16 @@ def _url(options: GlobalOptions, url: str | None) -> str:
             f"{len(named)} frontends: a test is of one server", "specify it: dynctl test URL"
         )
     return named[0] if named else DEFAULT_FRONTEND
+
+
+def _discovered_workers(options: GlobalOptions) -> "Callable[[], Sequence[WorkerRow]] | None":
+    """The workers of a live Dynamo, where options or context name its discovery."""
+    from dynctl.settings.contexts.precedence import in_context
+    from dynctl.sources.connect import connect
+
+    if not in_context(options).planes:
+        return None
+    return lambda: connect(options).workers(index=False)
 
 
 def _requests(budget: str) -> int:

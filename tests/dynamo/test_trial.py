@@ -1,0 +1,40 @@
+"""`dynctl test` of a real Dynamo: load, and hand-offs between domains."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from dynctl.base.options import GlobalOptions
+from dynctl.documents.trial import TrialReport
+from dynctl.experiments.trial import TrialOptions, run_trial
+from dynctl.findings.report import State
+from dynctl.sources.connect import connect
+from tests.dynamo.fleet import DynamoFleet, aggregated
+from tests.dynamo.plans import two_zones
+from tests.waiting import patience
+
+
+def result_of(fleet: DynamoFleet, group: str, **options: Any) -> TrialReport:
+    url = f"http://{fleet.frontend.host}:{fleet.frontend.port}"
+    wanted = TrialOptions(url, timeout=patience(30), duration=600, only=(group,), **options)
+    return asyncio.run(run_trial(wanted))
+
+
+@pytest.mark.parametrize(("mode", "state"), [("kv", State.PASS), ("round-robin", State.WARN)])
+def test_a_busy_worker_is_passed_over_by_a_router_that_counts_load(mode: str, state: State) -> None:
+    with DynamoFleet(aggregated(3), router_mode=mode, speedup=1.0) as fleet:
+        report = result_of(fleet, "load")
+    assert report.checks[0].state is state, report.checks[0]
+
+
+def test_required_hand_offs_stay_in_their_domain() -> None:
+    with DynamoFleet(two_zones()) as fleet:
+        options = GlobalOptions(discovery="file", file_kv=fleet.file_kv)
+        unknown = result_of(fleet, "topology")
+        report = result_of(fleet, "topology", workers=lambda: connect(options).workers(index=False))
+    assert "--discovery" in unknown.checks[0].message
+    assert report.checks[0].state is State.PASS, report.checks[0]
+    assert "zone-a to zone-a" in report.checks[0].message
