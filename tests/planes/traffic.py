@@ -23,6 +23,9 @@ from tests.dynamo.client import FrontendClient
 
 SCORES: Final = Path(__file__).with_name("scores.json")
 
+#: No prompt is sent twice: a worker that has it already would get it again, and no other worker.
+_NUMBERS: Final = itertools.count(3)
+
 
 class Side(TypedDict):
     """What one frontend did with its requests."""
@@ -74,9 +77,8 @@ class Traffic:
 
 @contextmanager
 def traffic(frontend: FrontendClient, rate: float = 20, clients: int = 40) -> Iterator[Traffic]:
-    """Send ``rate`` requests a second with different prompts until the end of the block."""
+    """Send ``rate`` requests a second until the end of the block."""
     result, over = Traffic(), threading.Event()
-    numbers = itertools.count(3)
 
     def send(prompt: list[int]) -> None:
         began = time.monotonic()
@@ -91,7 +93,7 @@ def traffic(frontend: FrontendClient, rate: float = 20, clients: int = 40) -> It
 
     def keep_sending(pool: ThreadPoolExecutor) -> None:
         while not over.wait(1 / rate):
-            number = next(numbers)
+            number = next(_NUMBERS)
             pool.submit(send, [3 + number % 300, 3 + number // 300, *range(3, 60)])
 
     with ThreadPoolExecutor(clients) as pool:
