@@ -15,13 +15,13 @@ from tests.soak.verdict import GROWTH, RIGHT_S
 
 _HEAD: Final = """# When etcd and NATS fail
 
-Three members of etcd and three NATS servers with JetStream on loopback, two mock workers of a real
-Dynamo 1.6.1 with its NATS request plane, our frontend, and Dynamo's own on the same cluster. Rows
-about leases and lost data: one member, two attached engines. Rows about credentials: TLS, client
-certificates and credential files. Both frontends get requests at the same steady rate while the
-fault is there. A request is lost when its client gets an error. Right after: seconds from the end
-of the fault until our frontend has the right workers. A minus sign: only our frontend has the
-fault, or it had the right workers all the time.
+Three members of etcd and three NATS servers with JetStream, passwords and nkeys on loopback, two
+mock workers of a real Dynamo 1.6.1 with its NATS request plane, our frontend, and Dynamo's own on
+the same cluster. Rows about leases and lost data: one member, two attached engines. Rows about TLS
+and credentials: three of each, with client certificates and credential files. Both frontends get
+requests at the same steady rate while the fault is there. A request is lost when its client gets an
+error. Right after: seconds from the end of the fault until our frontend has the right workers. A
+minus sign: only our frontend has the fault, or it had the right workers all the time.
 
 `make test-planes` holds that our frontend loses none. While no NATS server is there requests wait
 for 8 s, then they get 503 with `retry-after`. `make test-planes ARGS=--record` writes the numbers,
