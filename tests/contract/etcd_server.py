@@ -135,6 +135,26 @@ class EtcdServer:
     def put(self, key: str, value: bytes, lease: int = 0) -> None:
         self.post("/v3/kv/put", key=_b64(key.encode()), value=_b64(value), lease=str(lease))
 
+    def put_all(self, entries: Sequence[tuple[str, bytes]], lease: int) -> None:
+        """Many at once: 100 in each transaction."""
+        for first in range(0, len(entries), 100):
+            puts = [
+                {"requestPut": {"key": _b64(k.encode()), "value": _b64(v), "lease": str(lease)}}
+                for k, v in entries[first : first + 100]
+            ]
+            self.post("/v3/kv/txn", success=puts)
+
+    def entries(self, prefix: str) -> dict[str, bytes]:
+        """All keys with a prefix, which ends with a slash, and their values."""
+        end = prefix[:-1] + "0"
+        answer = self.post("/v3/kv/range", key=_b64(prefix.encode()), range_end=_b64(end.encode()))
+        decode = base64.b64decode
+        return {decode(kv["key"]).decode(): decode(kv["value"]) for kv in answer.get("kvs", [])}
+
+    def grant(self, seconds: int) -> int:
+        """A new lease."""
+        return int(self.post("/v3/lease/grant", TTL=str(seconds))["ID"])
+
     def delete(self, key: str) -> None:
         self.post("/v3/kv/deleterange", key=_b64(key.encode()))
 

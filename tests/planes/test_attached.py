@@ -124,6 +124,36 @@ def test_history_is_compacted_while_our_watch_is_cut(place: Place, scores: Score
     assert not requests.lost, requests.lost[:3]
 
 
+def test_a_thousand_workers_come_go_and_come_back_at_once(place: Place, scores: Scores) -> None:
+    """Of another model: the requests of this one are answered meanwhile."""
+    entries = place.etcd.entries("v1/")
+    known = place.b.instance_id
+    sample = [
+        (key, value)
+        for key, value in entries.items()
+        if key.startswith(("v1/instances/dynamo/backend/generate/", "v1/mdc/"))
+        and key.endswith(f"{known:x}")
+    ]
+    assert len(sample) == 2
+    copies = [
+        (
+            key.replace(f"{known:x}", f"{number:x}"),
+            value.replace(str(known).encode(), str(number).encode()).replace(b'"tiny"', b'"flood"'),
+        )
+        for number in range(1_000_000, 1_001_000)
+        for key, value in sample
+    ]
+    fault = "1,000 workers of another model come, go and come back at once"
+    with scores.traffic(fault, place.ours, place.fleet.frontend) as requests:
+        for _ in range(2):
+            lease = place.etcd.grant(600)
+            place.etcd.put_all(copies, lease)
+            wait(place.ours, lambda: len(listed(place)) == 1002, "1,000 workers more")
+            place.etcd.revoke(lease)
+            settle(place, requests, place.right)
+    assert not requests.lost, requests.lost[:3]
+
+
 def test_an_older_copy_of_etcd_is_restored(place: Place, scores: Scores) -> None:
     """It has a worker that left since then, and lacks the one that came."""
     place.etcd.kill()

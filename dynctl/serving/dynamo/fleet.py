@@ -109,6 +109,7 @@ class DynamoFleet(Fleet):
             sequences=False,
             only=dynamo.endpoint,
             apply=service.apply,
+            changing_many=service.changing_many_workers,
             runtime=ObserverRuntime(service.tasks, self.index),
         )
         # Workers get tokens, and make none.

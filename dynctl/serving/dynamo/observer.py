@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -162,8 +162,9 @@ class Observer:
     """One deployment, followed into ``router`` (None: :func:`live_router`).
 
     ``namespace``: Dynamo's; None for all. ``clock``: monotonic seconds. ``apply`` changes the
-    router, in a process where more than this observer does; None: the router itself. ``prefer``: a
-    model whose workers are read first. ``on_sequence`` gets the events of active requests.
+    router, in a process where more than this observer does; None: the router itself; and
+    ``changing_many`` is entered while it is called for many workers. ``prefer``: a model whose
+    workers are read first. ``on_sequence`` gets the events of active requests.
     ``on_pass`` gets the engines' forward-pass metrics, which are followed only with it. Use as an
     async context manager, or :meth:`start` and :meth:`close`, which also closes ``planes``.
 
@@ -180,6 +181,7 @@ class Observer:
         *,
         clock: Callable[[], float] = time.monotonic,
         apply: Callable[[Change], Applied] | None = None,
+        changing_many: Callable[[], AbstractContextManager[object]] = nullcontext,
         namespace: str | None = None,
         prefer: str | None = None,
         follow_index: bool = True,
@@ -198,6 +200,7 @@ class Observer:
     ) -> None:
         self.router = router = live_router() if router is None else router
         self._apply = apply or (lambda change: router.apply(change, clock()))
+        self._changing_many = changing_many
         self._planes = planes
         self.deployment = Deployment()
         #: The last join of all entries: when it ended and how long it took, in seconds; and whether
@@ -414,11 +417,16 @@ class Observer:
             self.deployment = _pool(self.deployment, self._only)
         self.deployment = one_endpoint_each(self.deployment)
         if self.deployment != before or listed:
-            self._follow_deployment(before)
+            with self._changing_many():
+                self._follow_workers(before)
+            self._on_deployment(self.deployment)
+            self._mark_available()
+            if self._follow_load:
+                self._follow_loads()
         self._joined_at = time.monotonic()
         self._join_s = self._joined_at - began
 
-    def _follow_deployment(self, before: Deployment) -> None:
+    def _follow_workers(self, before: Deployment) -> None:
         known = {item.worker.worker_id: item for item in before.workers}
         present = {item.worker.worker_id: item for item in self.deployment.workers}
         for worker_id in known.keys() - present.keys():
@@ -437,10 +445,6 @@ class Observer:
                         self.apply(IndexMarked(item.worker.worker_id, rank, "absent"))
             if self._follow_index:
                 self._follow_worker(item)
-        self._on_deployment(self.deployment)
-        self._mark_available()
-        if self._follow_load:
-            self._follow_loads()
 
     def reject(self, reasons: Mapping[int, str]) -> None:
         """Exclude the workers whose card the frontend rejected: worker id -> why."""

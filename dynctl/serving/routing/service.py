@@ -9,7 +9,8 @@ import logging
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
@@ -176,6 +177,8 @@ class RoutingService:
         self.prefill_times = PrefillTimes()
         #: The models of the registered workers.
         self.served = ServedModels(self.router, sample, default_block_size)
+        #: Those that joined or changed in a block of :meth:`changing_many_workers`; None outside.
+        self._changed_workers: list[Worker] | None = None
         #: Which workers get requests.
         self.membership = Membership(self.router, self.apply, self._health)
         #: Makes the routing requests of prompts.
@@ -383,14 +386,31 @@ class RoutingService:
             if self.unseen_prefills.running:
                 self.unseen_prefills.stored(change)
         elif isinstance(change, (WorkerUpserted, WorkerLost, ConfigSet)) and applied.ok:
-            self.served.update(now)
             changed: Iterable[Worker] = ()
             if isinstance(change, WorkerUpserted):
                 changed = (change.worker,)
             elif isinstance(change, ConfigSet):
                 changed = self.router.registry
-            self._health.fleet_changed(changed, self.served.mismatches())
+            if self._changed_workers is None:
+                self._fleet_changed(changed)
+            else:
+                self._changed_workers.extend(changed)
         return applied
+
+    @contextmanager
+    def changing_many_workers(self) -> Iterator[None]:
+        """What depends on all workers is found once, at the end of the block, which must not give
+        the event loop a turn: after each of 1,000 workers that come at once it takes seconds."""
+        changed = self._changed_workers = []
+        try:
+            yield
+        finally:
+            self._changed_workers = None
+            self._fleet_changed(changed)
+
+    def _fleet_changed(self, changed: Iterable[Worker]) -> None:
+        self.served.update(self.clock())
+        self._health.fleet_changed(changed, self.served.mismatches())
 
     def expire(self) -> None:
         """Remove bookings without progress, except those with an open stream in this process."""
