@@ -97,6 +97,24 @@ async def test_speculative_workers_complete_a_block_with_the_token_behind_it():
             service.free(f"r{blocks}")
 
 
+def test_what_depends_on_all_workers_is_found_once_for_many_that_come(monkeypatch):
+    service = RoutingService(RouterConfig(), clock=Clock(), sample=lambda: 0.0, id_prefix="d")
+    updates = []
+    update = service.served.update
+    monkeypatch.setattr(service.served, "update", lambda now: (updates.append(now), update(now)))
+    with service.changing_many_workers():
+        for number in range(1, 50):
+            assert service.membership.upsert(worker(number)).ok
+        assert service.membership.upsert(replace(worker(50), block_size=64)).ok
+    assert len(updates) == 1
+    assert service.served.block_size(worker(1).model) == worker(1).block_size
+    assert [c.subject for c in service.conditions if c.code == "BLOCK_SIZE_MISMATCH"] == [
+        "aggregated-50"
+    ]
+    service.membership.remove(50)
+    assert not [c for c in service.conditions if c.code == "BLOCK_SIZE_MISMATCH"]
+
+
 async def test_selections_of_a_session_go_to_one_worker():
     async with routing(router_session_affinity_ttl_secs=60.0) as (client, service, _, clock):
         chosen = []
