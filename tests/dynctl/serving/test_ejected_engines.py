@@ -172,6 +172,19 @@ async def test_requests_that_fail_while_this_process_stands_still_blame_no_engin
         assert member.ejection.state == "out"
 
 
+async def test_a_host_that_does_not_respond_once_ejects_no_engine():
+    async with site([{"name": "a0"}]) as fleet:
+        member = fleet.frontend.fleet.get("a0")
+        assert member is not None
+        silent = UpstreamFailure("vanished", "its host has not responded for 2 s")
+        for _ in range(EjectionLimits().failures):
+            assert member.ejection.state == "in"
+            fleet.frontend.fleet.report_failure(
+                member.spec.worker_id, silent, fleet.service.clock()
+            )
+        assert member.ejection.state == "out"
+
+
 async def test_the_event_loop_measures_how_late_it_is():
     async with site([{"name": "a0"}]) as fleet:
         began = fleet.service.clock()
