@@ -101,7 +101,12 @@ def test_what_depends_on_all_workers_is_found_once_for_many_that_come(monkeypatc
     service = RoutingService(RouterConfig(), clock=Clock(), sample=lambda: 0.0, id_prefix="d")
     updates = []
     update = service.served.update
-    monkeypatch.setattr(service.served, "update", lambda now: (updates.append(now), update(now)))
+
+    def counted(now: float) -> None:
+        updates.append(now)
+        update(now)
+
+    monkeypatch.setattr(service.served, "update", counted)
     with service.changing_many_workers():
         for number in range(1, 50):
             assert service.membership.upsert(worker(number)).ok
