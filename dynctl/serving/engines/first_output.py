@@ -34,7 +34,8 @@ _LINE_ENDS: Final = 3
 _FIELD_BYTES: Final = 6
 _COMMENT_BYTES: Final = 64 * 1024
 #: A whole event of one line of data, an object, as nearly all engines begin their streams.
-_OBJECT: Final = re.compile(rb"data: ?(\{[^\r\n]*+)\n\n")
+#: Without CR, which ends a line too: a class of two characters takes five times as long.
+_OBJECT: Final = re.compile(rb"data: ?(\{.*+)\n\n")
 _DONE: Final = (b"data: [DONE]", b"data:[DONE]")
 
 
@@ -46,7 +47,8 @@ async def first_events(response: EngineStream, api: Api, timeout_s: float, most:
     _check_type(response, "text/event-stream")
     head = await response.readany()
     whole = _OBJECT.match(head)
-    if whole is not None and not api.preamble and not ERROR_EVENT.match(head):
+    plain = whole is not None and b"\r" not in whole[1] and not api.preamble
+    if whole is not None and plain and not ERROR_EVENT.match(head):
         if not _is_json(whole[1]):
             raise _not_json(response)
         return head

@@ -45,6 +45,8 @@ from router_core import Decision, RoutingPlan, RoutingRequest, decay_fraction
 #: The last event, in the end of a stream: generated text cannot have it, for a line of JSON has no
 #: ends of lines.
 _DONE = re.compile(rb"[\r\n]data: ?\[DONE\]")
+#: How nearly all streams end, without and with the frame of the chunk.
+_ENDS_DONE = (b"\ndata: [DONE]\n\n", b"\ndata: [DONE]\n\n\r\n")
 #: What every usage has in its counts; generated text cannot have it, for its quotes are escaped.
 _TOKENS = b'_tokens"'
 #: The end of a stream in which its last events are looked for: [DONE], and usage before it.
@@ -497,7 +499,7 @@ def _note_end(record: RequestRecord, end: bytes) -> None:
 
 def _is_done(end: bytes) -> bool:
     """Whether the end of a stream, with or without the frames of chunks, has the last event."""
-    return _DONE.search(end) is not None
+    return end.endswith(_ENDS_DONE) or _DONE.search(end) is not None
 
 
 def _reported_error(upstream: EngineStream, piece: bytes) -> UpstreamFailure | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Concatenate, Final, ParamSpec, Protocol
+from typing import Final, Protocol, TypeVarTuple
 
 from dynctl.documents.decisions import ClientResponse, ResponseState
 from dynctl.documents.errors import EngineAttempt
@@ -10,7 +10,7 @@ from dynctl.documents.fleet_load import Condition
 from dynctl.wire.openai import reported_usage
 from router_core import Decision, RoutingPlan, RoutingRequest
 
-_Hook = ParamSpec("_Hook")
+_Values = TypeVarTuple("_Values")
 
 #: Outcome of a record -> state of the client's response; the others failed, or were cut.
 _STATES: Final[dict[str, ResponseState]] = {
@@ -235,15 +235,15 @@ class ServiceObserver:
 
 
 def _notify_each(
-    hook: Callable[Concatenate[ServiceObserver, _Hook], None],
-) -> Callable[Concatenate["Observers", _Hook], None]:
+    hook: Callable[[ServiceObserver, *_Values], None],
+) -> Callable[["Observers", *_Values], None]:
     """The method of :class:`Observers` that calls a hook of each observer that has it."""
     name = hook.__name__
 
-    def notify(observers: "Observers", /, *values: _Hook.args, **named: _Hook.kwargs) -> None:
+    def notify(observers: "Observers", /, *values: *_Values) -> None:
         for observer, listen in observers.listening[name]:
             try:
-                listen(*values, **named)
+                listen(*values)
             except Exception as error:
                 observers.failed(observer, error)
 
