@@ -188,8 +188,9 @@ async def pass_stream(
         )
         return response, failed
     cut = EventCut()
-    passed = _Passed(upstream, record, blocks, limit, http.transport)
-    write, began = _frames(http, upstream, reuse), False
+    transport = http.transport
+    passed = _Passed(upstream, record, blocks, limit, transport)
+    write, began = _frames(http, transport, upstream, reuse), False
     try:
         while piece:
             whole = cut.whole(piece)
@@ -243,15 +244,18 @@ async def _write_last(
 
 
 def _frames(
-    http: ClientRequest, upstream: EngineStream, reuse: PrefillReuse | None
+    http: ClientRequest,
+    transport: asyncio.Transport | None,
+    upstream: EngineStream,
+    reuse: PrefillReuse | None,
 ) -> Callable[[bytes], None] | None:
     """Writes chunks with their frames; None where the client's side has another framing, or the
     number for events with usage is not known."""
-    if not upstream.chunked or http.version < HttpVersion11 or http.transport is None:
+    if not upstream.chunked or http.version < HttpVersion11 or transport is None:
         return None
     if reuse is not None and not reuse.known:
         return None
-    return http.transport.write if reuse is None else reuse.piping(http.transport.write)
+    return transport.write if reuse is None else reuse.piping(transport.write)
 
 
 class _Passed:
