@@ -44,7 +44,7 @@ def api_of(kubeconfig: Path, token: str | None = None) -> Api:
     """As the user of a kubeconfig, or as the user of a token at the same API server."""
     with config.new_client_from_config(config_file=str(kubeconfig)) as connection:
         given = connection.configuration
-        authority = Path(given.ssl_ca_cert)
+        authority = Path(given.ssl_ca_cert) if given.ssl_ca_cert else None
         if token is not None:
             return Api(given.host, token, authority)
         shown = [setting["value"] or "" for setting in given.auth_settings().values()]
