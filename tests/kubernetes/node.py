@@ -113,6 +113,17 @@ class Node:
             nodes = api.list(path_of("Node"), fieldSelector=f"metadata.name={self.name}")
         return any(has_condition(node, "Ready") for node in nodes)
 
+    @contextmanager
+    def cordoned(self) -> Iterator[None]:
+        """It gets no new pods."""
+        path = path_of("Node", "", self.name)
+        with self.plane.api() as api:
+            api.patch(path, {"spec": {"unschedulable": True}})
+            try:
+                yield
+            finally:
+                api.patch(path, {"spec": {"unschedulable": None}})
+
     def kill_kubelet(self) -> None:
         """Its pods run on. :meth:`start_kubelet` starts it again."""
         self._kubelet_process.kill()

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
 from dynctl.wire.kubernetes.worker_metadata import instance_id
 from tests.dynamo.kube_pods import MODEL
 from tests.dynamo.ours import OurFrontend, frontend_of, wait
-from tests.kube.client import Api
 from tests.kubernetes.chats import Chats
 from tests.kubernetes.control_plane import ADDRESS
 from tests.kubernetes.graph import GRAPH, NAMESPACE, Graph
@@ -49,16 +47,6 @@ def follows(graph: Graph, ours: OurFrontend) -> None:
     wait(ours, lambda: set(ours.ready()) == worker_ids(graph), "the workers of the graph", 60)
 
 
-@contextmanager
-def cordoned(api: Api, node: str) -> Iterator[None]:
-    path = path_of("Node", "", node)
-    api.patch(path, {"spec": {"unschedulable": True}})
-    try:
-        yield
-    finally:
-        api.patch(path, {"spec": {"unschedulable": None}})
-
-
 def test_no_request_is_lost_while_all_workers_are_replaced(graph: Graph, ours: OurFrontend) -> None:
     before = worker_names(graph)
     chats = Chats(ours)
@@ -76,15 +64,15 @@ def test_no_request_is_lost_while_all_workers_are_replaced(graph: Graph, ours: O
 
 
 def test_no_request_is_lost_while_a_node_is_drained(graph: Graph, ours: OurFrontend) -> None:
-    node = list(graph.nodes)[1]
+    name, node = list(graph.nodes.items())[1]
     chats = Chats(ours)
-    with graph.plane.api() as api, cordoned(api, node), chats:
-        for name, pod in graph.pods().items():
-            if pod["spec"]["nodeName"] == node:
-                body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
-                api.create(f"{path_of('Pod', NAMESPACE, name)}/eviction", body)
-        on_it = {name for name, pod in graph.pods().items() if pod["spec"].get("nodeName") == node}
-        assert not on_it
+    with graph.plane.api() as api, node.cordoned(), chats:
+        for pod_name, pod in graph.pods().items():
+            if pod["spec"]["nodeName"] == name:
+                metadata = {"name": pod_name}
+                body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
+                api.create(f"{path_of('Pod', NAMESPACE, pod_name)}/eviction", body)
+        assert name not in {pod["spec"].get("nodeName") for pod in graph.pods().values()}
         wait(ours, lambda: len(ours.ready()) == 3, "the workers of the other node", 60)
         seen = len(chats.statuses)
         wait(ours, lambda: len(chats.statuses) > seen + 10, "requests without the node", 60)
