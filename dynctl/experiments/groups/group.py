@@ -11,6 +11,7 @@ from dynctl.experiments.changes import Changes
 from dynctl.experiments.operator import FleetFacts, Operator
 from dynctl.experiments.prompts import Prompts
 from dynctl.findings.runner import Check, Skipped
+from dynctl.wire.prometheus_text import read_samples
 
 Facts = TypeVar("Facts")
 
@@ -69,6 +70,14 @@ NO_NAMES: Final = Skipped(
 NO_CHANGES: Final = Skipped("changes the frontend for some seconds: --allow-changes")
 
 
+_RUNNING: Final = (
+    "vllm:num_requests_running",
+    "sglang:num_running_reqs",
+    "dynamo_frontend_inflight_requests",
+)
+"""Gauges of running requests; the first that a server has is read."""
+
+
 @dataclass(frozen=True, slots=True)
 class Group(Generic[Facts]):
     """``word``: of --only. ``requests`` and ``generated``: the most that it sends and generates."""
@@ -93,3 +102,17 @@ def served_by(replies: Sequence[Reply]) -> str:
     """The number of workers that the replies name, for the message of a check."""
     workers = {worker for r in replies for worker in (r.prefill, r.decode) if worker is not None}
     return f", by {len(workers)} workers" if workers else ", workers not named"
+
+
+async def running_requests(client: CanaryClient) -> tuple[str, float]:
+    """The gauge of running requests that the server has, and its sum; empty and 0 without one."""
+    text = await client.metrics()
+    if text is None:
+        return "", 0.0
+    data = text.encode()
+    samples = list(read_samples(data, frozenset(_RUNNING), max_bytes=len(data), strict=False))
+    for gauge in _RUNNING:
+        values = [float(sample.value) for sample in samples if sample.name == gauge]
+        if values:
+            return gauge, sum(values)
+    return "", 0.0

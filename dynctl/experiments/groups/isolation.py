@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from dynctl.experiments.canary import Reply
 from dynctl.experiments.groups.group import Bench, Group, refusal, served_by
-from dynctl.experiments.groups.reuse import OTHER_DECODE, reused, shows_miss, unjudgeable
+from dynctl.experiments.groups.reuse import reused, unjudgeable
 from dynctl.findings.runner import Check, Outcome, Passed, Skipped, Wrong, found
 
 _PROMPTS: Final = 3
 _WORDS: Final = 200
 _TRIES: Final = 4
 _ADAPTER_PROMPTS: Final = 2
-_MOST_REQUESTS: Final = _PROMPTS * (2 + _TRIES) + 2 * _ADAPTER_PROMPTS
+_MOST_REQUESTS: Final = _PROMPTS * (1 + 2 * _TRIES) + 2 * _ADAPTER_PROMPTS
 _REFUSED: Final = frozenset({400, 403, 422})
 
 
@@ -62,9 +62,20 @@ async def _send_salted(bench: Bench) -> SaltedReplies:
     text, salt = bench.prompts.fresh(_WORDS), bench.prompts.salt()
     first = await bench.client.chat(bench.chat(text, cache_salt=salt))
     await bench.pause(bench.settle_s)
-    other = await _with_other_salt(bench, text, first)
-    same = await bench.client.chat(bench.chat(text, cache_salt=salt))
+    other = await _until_shown(bench, text, first, bench.prompts.salt)
+    same = await _until_shown(bench, text, first, lambda: salt)
     return SaltedReplies(first, other, same)
+
+
+async def _until_shown(bench: Bench, text: str, first: Reply, salt: Callable[[], str]) -> Reply:
+    """The first of at most four replies, each with a salt of ``salt``, that is reused, or certainly
+    comes from the workers of ``first``."""
+    reply = await bench.client.chat(bench.chat(text, cache_salt=salt()))
+    for _ in range(_TRIES - 1):
+        if reused(reply) or _is_at(reply, first):
+            break
+        reply = await bench.client.chat(bench.chat(text, cache_salt=salt()))
+    return reply
 
 
 async def _send_to_adapter(bench: Bench, adapter: str) -> tuple[Reply, Reply]:
@@ -73,17 +84,6 @@ async def _send_to_adapter(bench: Bench, adapter: str) -> tuple[Reply, Reply]:
     first = await bench.client.chat(chat)
     await bench.pause(bench.settle_s)
     return first, await bench.client.chat(replace(chat, model=adapter))
-
-
-async def _with_other_salt(bench: Bench, text: str, first: Reply) -> Reply:
-    """The first of at most four replies that is reused, or certainly comes from the workers of
-    ``first``."""
-    tries = 1
-    reply = await bench.client.chat(bench.chat(text, cache_salt=bench.prompts.salt()))
-    while tries < _TRIES and not reused(reply) and not _is_at(reply, first):
-        tries += 1
-        reply = await bench.client.chat(bench.chat(text, cache_salt=bench.prompts.salt()))
-    return reply
 
 
 def _is_at(reply: Reply, first: Reply) -> bool:
@@ -117,9 +117,13 @@ def _keeps_apart(facts: IsolationFacts) -> Outcome:
 def _same_salt_shares(facts: IsolationFacts) -> Outcome:
     if skipped := unjudgeable(facts.replies):
         return skipped
-    known = [p.same for p in facts.prompts if reused(p.same) or shows_miss(p.first, p.same)]
+    known = [
+        prompt.same
+        for prompt in facts.prompts
+        if reused(prompt.same) or prompt.same.place == prompt.first.place
+    ]
     if not known:
-        return OTHER_DECODE
+        return Skipped("each repeat came from another worker than its prompt", unread=True)
     hits = sum(map(reused, known))
     if not hits:
         return Wrong((found(facts.model, prompts=str(len(known))),))

@@ -595,7 +595,7 @@ CASES: Sequence[Case] = (
     Case("CountsThatGrow", proxied(CountsThatGrow), "tokens", {"DYE0202"}),
     Case("another tokenizer", one_engine_with_another_tokenizer, "tokens", {"DYE0202"}),
     *proxies("tokens", "DYE0203", AddedText, SystemPrompt, CountsWords),
-    *proxies("streams", "DYE0301", Buffers, BuffersBlocks),
+    *proxies("streams", "DYE0301", Buffers, BuffersBlocks, speedup_ratio=1.0),
     *proxies("streams", "DYE0302", NoEnd, SometimesNoEnd, CutsStreams, ErrorInStream, NeverStreams),
     *proxies("streams", "DYE0303", NoStreamOptions, DropsUsageEvents),
     *proxies("streams", "DYE0304", KeepsStreams, speedup_ratio=0.5),
