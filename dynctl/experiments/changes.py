@@ -15,6 +15,8 @@ from dynctl.experiments.journal import Change, Journal, Values
 from dynctl.experiments.operator import Operator
 
 _NOTE: Final = "dynctl test lowers it for some seconds"
+_READINGS: Final = 8
+"""Each has a connection of its own; of two frontends, one answers all of them in 1 of 128 cases."""
 _NOT_ALLOWED: Final = "--allow-changes is not set"
 
 
@@ -55,8 +57,10 @@ class Changes:
     @asynccontextmanager
     async def cordoned(self, worker: WorkerRow) -> AsyncIterator[None]:
         """A worker without new requests. Raises DynctlError."""
-        change = Change("cordon", worker.name, {"cordoned": False}, {"cordoned": True}, time.time())
-        async with self._made(change):
+        process = await self._operator.call(self._process)
+        before: Values = {"cordoned": False}
+        after: Values = {"cordoned": True}
+        async with self._made(Change("cordon", worker.name, before, after, time.time(), process)):
             yield
 
     @asynccontextmanager
@@ -65,8 +69,11 @@ class Changes:
         held = await self._operator.call(self._operator.client.thresholds)
         if model not in held:
             raise UsageProblem(f"the frontend has no thresholds of model {model}")
+        process = await self._operator.call(self._process)
         before: Values = {name: held[model].get(name) for name in values}
-        async with self._made(Change("thresholds", model, before, dict(values), time.time())):
+        async with self._made(
+            Change("thresholds", model, before, dict(values), time.time(), process)
+        ):
             yield
 
     @asynccontextmanager
@@ -76,7 +83,11 @@ class Changes:
             await self._operator.call(lambda: self._set(change, change.after))
             yield
         finally:
-            await self.put_back(change)
+            try:
+                await self.put_back(change)
+            except DynctlError as error:
+                self.left.append((change, error.message))
+                raise
 
     async def put_back(self, change: Change) -> None:
         """Set the former values, and forget the change. A value that differs from what the test
@@ -99,9 +110,9 @@ class Changes:
                 self.left.append((change, error.message))
 
     def _restore(self, change: Change) -> None:
+        if self._process() != change.process:
+            return  # it restarted, which forgets all changes
         present = self._present(change)
-        if present is None:
-            return
         changed = {
             name: value
             for name, value in change.before.items()
@@ -110,15 +121,30 @@ class Changes:
         if changed:
             self._set(change, changed)
 
-    def _present(self, change: Change) -> Values | None:
-        """The values now; None where the worker or model is gone."""
+    def _process(self) -> str:
+        """The process of the frontend. Raises UsageProblem where several answer at the address:
+        one of them would be changed, and another one put back."""
+        first = self._operator.client.fleet()
+        for _ in range(_READINGS - 1):
+            if self._operator.client.fleet(first.cards).process != first.process:
+                raise UsageProblem(
+                    f"several frontends answer at {self._operator.client.url}; test one of them "
+                    "by an address of its own"
+                )
+        return first.process
+
+    def _present(self, change: Change) -> Values:
+        """The values now. Raises UsageProblem where the worker or model is gone."""
         client = self._operator.client
         if change.kind == "cordon":
             rows: Sequence[WorkerRow] = client.workers()
             row = next((row for row in rows if row.name == change.name), None)
-            return None if row is None else {"cordoned": row.cordoned}
-        held = client.thresholds().get(change.name)
-        return None if held is None else dict(held)
+            present: Values | None = None if row is None else {"cordoned": row.cordoned}
+        else:
+            present = client.thresholds().get(change.name)
+        if present is None:
+            raise UsageProblem(f"{change.name} left; the frontend keeps the change for its return")
+        return present
 
     def _set(self, change: Change, values: Values) -> None:
         client = self._operator.client

@@ -22,7 +22,7 @@ Values = dict[str, bool | float | int | None]
 class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One change of a frontend: of the worker or model ``name``, from ``before`` to ``after``.
 
-    ``at``: wall-clock seconds.
+    ``at``: wall-clock seconds. ``process``: of the frontend, which forgets it when it restarts.
     """
 
     kind: Literal["cordon", "thresholds"]
@@ -30,6 +30,7 @@ class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     before: Values
     after: Values
     at: float
+    process: str
 
     def __str__(self) -> str:
         if self.kind == "cordon":

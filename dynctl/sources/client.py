@@ -164,9 +164,11 @@ class FrontendClient(HttpFrontend):
         path = f"/v1/decisions/{quote(decision_id, safe='')}"
         return self.document(self.send("GET", path), PastDecision)
 
-    def fleet(self) -> FleetLoad:
-        """The load of the fleet and the conditions of its evaluation."""
-        return self.document(self.send("GET", "/v1/fleet"), FleetLoad)
+    def fleet(self, cards: str | None = None) -> FleetLoad:
+        """The load of the fleet and the conditions of its evaluation. ``cards``: the set that is
+        known already."""
+        path = "/v1/fleet" if cards is None else f"/v1/fleet?cards={quote(cards, safe='')}"
+        return self.document(self.send("GET", path), FleetLoad)
 
     def report_test(self, result: LastTest) -> None:
         """Let the frontend keep the result of a test."""

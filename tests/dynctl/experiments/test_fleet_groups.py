@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -410,13 +411,53 @@ async def test_a_value_that_somebody_changed_since_stays(tmp_path: Path):
         name = "active_decode_blocks_threshold"
         journal = Journal(url, tmp_path)
         journal.open()
-        journal.add(Change("thresholds", "demo", {name: 0.5}, {name: 0.0}, 0.0))
-        journal.add(Change("cordon", "gone", {"cordoned": False}, {"cordoned": True}, 0.0))
+        _, load = await fleet.get("/v1/fleet")
+        process = load["process"]
+        journal.add(Change("thresholds", "demo", {name: 0.5}, {name: 0.0}, 0.0, process))
+        journal.add(Change("thresholds", "demo", {name: 0.5}, {name: 0.7}, 0.0, "before restart"))
         journal.close()
         fleet.service.apply(ThresholdsSet("demo", {name: 0.7}))
         await result_of(url, only=("change",), changes=True, state=tmp_path)
         assert busy.thresholds("demo").active_decode_blocks_threshold == 0.7
     assert not journals(tmp_path)
+
+
+async def test_a_change_of_a_worker_that_left_stays_in_the_journal(tmp_path: Path):
+    async with site(engines(2)) as fleet:
+        url, (_, load) = fleet.frontend.url, await fleet.get("/v1/fleet")
+        journal = Journal(url, tmp_path)
+        journal.open()
+        before, after = {"cordoned": False}, {"cordoned": True}
+        journal.add(Change("cordon", "gone", {**before}, {**after}, 0.0, load["process"]))
+        journal.close()
+        report = await result_of(url, only=("change",), changes=True, state=tmp_path)
+    assert wrong(report) == {"DYE1005"}
+    assert journals(tmp_path)
+
+
+async def test_nothing_changes_where_several_frontends_answer(tmp_path: Path):
+    async with site(engines(2)) as one, site(engines(2)) as other:
+        ports = cycle(int(fleet.frontend.url.rpartition(":")[2]) for fleet in (one, other))
+
+        async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            back, forth = await asyncio.open_connection("127.0.0.1", next(ports))
+            await asyncio.gather(pass_on(reader, forth), pass_on(back, writer))
+
+        balancer = await asyncio.start_server(connect, "127.0.0.1", 0)
+        port = balancer.sockets[0].getsockname()[1]
+        url = f"http://127.0.0.1:{port}"
+        report = await result_of(url, only=("load", "change"), changes=True, state=tmp_path)
+        balancer.close()
+    assert "several frontends" in messages(report)["DYE1001"]
+    assert not journals(tmp_path)
+
+
+async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(ConnectionError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
 
 
 def test_a_journal_that_is_not_one_is_named(tmp_path: Path):
