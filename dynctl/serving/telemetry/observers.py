@@ -148,7 +148,7 @@ class RequestRecord:
             self.cached_tokens,
             events if elsewhere and events else self.reported_output,
             (events or None) if self.stream and not elsewhere else None,
-            self._engine_attempts(state),
+            self._only_attempt(state) or self._engine_attempts(state),
         )
         return self.response
 
@@ -164,16 +164,19 @@ class RequestRecord:
                 state = "cut"
         return state, status
 
+    def _only_attempt(self, state: ResponseState) -> tuple[EngineAttempt, ...]:
+        """The hop of an answered request without a prefill hop, as most are; else nothing."""
+        plan = self.plan
+        hop = None if plan is None or plan.prefill is not None else plan.decode
+        failed = self.attempts or state != "complete" or self.dispatched_at is None
+        if failed or hop is None or hop.winner is None:
+            return ()
+        return (EngineAttempt(hop.workers[hop.winner].name, hop.stage, ""),)
+
     def _engine_attempts(self, state: ResponseState) -> tuple[EngineAttempt, ...]:
         """The requests to engines: those that failed, then the hops of the last plan."""
+        failed = tuple(EngineAttempt(*attempt) for attempt in self.attempts)
         plan = self.plan
-        failed: tuple[EngineAttempt, ...] = ()
-        if self.attempts:
-            failed = tuple(EngineAttempt(*attempt) for attempt in self.attempts)
-        elif state == "complete" and self.dispatched_at is not None and plan is not None:
-            hop = plan.decode if plan.prefill is None else None
-            if hop is not None and hop.winner is not None:  # most requests
-                return (EngineAttempt(hop.workers[hop.winner].name, hop.stage, ""),)
         if plan is None or state == "refused" or (state == "failed" and failed):
             return failed
         if self.dispatched_at is None and plan.waits:  # the client left the router queue
