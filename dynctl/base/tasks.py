@@ -22,8 +22,9 @@ _SETTLED_S: Final = 75.0
 TURN_MESSAGES: Final = 16
 TURN_BYTES: Final = 64 * 1024
 
-#: Workers that one step of a long computation reads or writes: about 1 ms.
-SLICE: Final = 64
+#: Workers that one step of a long computation reads or writes: about 0.5 ms, for a turn of the loop
+#: has more to do.
+SLICE: Final = 32
 
 #: Tasks that wait for time of the loop and get a message each in every turn.
 _WOKEN: Final = 8
