@@ -16,6 +16,7 @@ from typing import Any, Final, NoReturn, Protocol, cast
 
 from dynctl.adapters.dynamo.call_home import CallHome, CallHomeCounts, Receiver
 from dynctl.adapters.ports import NotCalledBack, PlaneInterrupted, RequestPlaneError
+from dynctl.base.acceptor import probe_peer
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import CONNECTION_REFUSED, network_reason
 from dynctl.wire.dynamo.discovery import Instance
@@ -286,8 +287,7 @@ class TcpRequestPlane:
         try:
             refusal = await connection.request(request, accepted)
         except _HostSilent:
-            problem = f"is not reachable: its host has not responded for {_HOST_S:g} s"
-            _fail(instance, problem, kind="vanished")
+            _fail(instance, "is not reachable: its host does not respond", kind="vanished")
         except TimeoutError:
             _fail(instance, f"did not accept the request within {timeout:g} s", kind="timeout")
         except OSError as error:
@@ -533,6 +533,8 @@ class _WorkerConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
+        # A request that has arrived is acknowledged by the system, and then nothing is sent again.
+        probe_peer(transport.get_extra_info("socket"), idle_s=2, between_s=1)
         self.local_host = transport.get_extra_info("sockname")[0]
         self._worker.open.append(self)
         loop = asyncio.get_running_loop()
@@ -572,7 +574,7 @@ class _WorkerConnection(asyncio.Protocol):
         if self in self._worker.open:
             self._worker.open.remove(self)
         self.resume_writing()
-        self._end(exc)
+        self._end(_HostSilent() if isinstance(exc, TimeoutError) else exc)
 
     def _end(self, error: Exception | None) -> None:
         while self._acknowledged:

@@ -1,6 +1,7 @@
 """The request plane's client against an endpoint that behaves, and one that does not."""
 
 import asyncio
+import errno
 import socket
 import struct
 from collections.abc import AsyncIterator
@@ -82,6 +83,21 @@ async def test_a_worker_that_connects_back_has_accepted_the_request(
         for _ in range(3):
             assert await ask(plane, endpoint.instance()) == [1]
         assert plane.calls.matched == 3
+
+
+async def test_a_host_that_the_system_gives_up_has_vanished(plane: TcpRequestPlane) -> None:
+    """All requests that wait for it: other workers may get them."""
+    async with fake_endpoint(lambda _: [1], fault=Fault.NO_ACK) as endpoint:
+        asked = [asyncio.create_task(ask(plane, endpoint.instance())) for _ in range(2)]
+        await until(lambda: len(endpoint.questions) == 2)
+        for worker in list(plane._workers.values()):
+            for connection in list(worker.open):
+                connection.connection_lost(OSError(errno.ETIMEDOUT, "timed out"))
+                connection.abort()
+        for request in asked:
+            with pytest.raises(RequestPlaneError, match="its host does not respond") as caught:
+                await request
+            assert caught.value.kind == "vanished"
 
 
 async def test_requests_without_an_acknowledgement_are_bounded(
