@@ -38,3 +38,13 @@ def test_required_hand_offs_stay_in_their_domain() -> None:
     assert "--discovery" in unknown.checks[0].message
     assert report.checks[0].state is State.PASS, report.checks[0]
     assert "zone-a to zone-a" in report.checks[0].message
+
+
+def test_load_of_others_is_read_from_the_frontends_gauge() -> None:
+    with DynamoFleet(aggregated(3), router_mode="round-robin", speedup=1.0) as fleet:
+        other = fleet.frontend.begin("a request of another client", max_tokens=4000)
+        other.wait_first()
+        report = result_of(fleet, "load")
+        other.disconnect()
+    assert report.checks[0].state is State.SKIP
+    assert "other requests" in report.checks[0].message

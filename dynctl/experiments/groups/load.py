@@ -10,7 +10,14 @@ from typing import Final
 from dynctl.base.errors import DynctlError
 from dynctl.documents.workers import WorkerRow
 from dynctl.experiments.canary import Chat, HeldStream, Reply
-from dynctl.experiments.groups.group import NO_CHANGES, NO_NAMES, Bench, Group, refusal
+from dynctl.experiments.groups.group import (
+    NO_CHANGES,
+    NO_NAMES,
+    Bench,
+    Group,
+    refusal,
+    running_requests,
+)
 from dynctl.experiments.operator import UNREADABLE, FleetFacts
 from dynctl.experiments.shares import at_most_by_chance
 from dynctl.findings.runner import Check, Outcome, Passed, Skipped, Wrong, found
@@ -120,11 +127,22 @@ async def _is_shared(bench: Bench, streams: int) -> bool:
     Read twice: a request that just ended may still be counted.
     """
     for _ in range(2):
-        fleet = bench.subject.fleet
-        if fleet is None or (await _now(bench, fleet)).active_requests <= streams:
+        if await _count_running(bench) <= streams:
             return False
         await bench.pause(_STEP_S)
     return True
+
+
+async def _count_running(bench: Bench) -> float:
+    """The requests that run now, by the workers' rows, else by the server's gauge; 0 where both
+    are unknown."""
+    fleet = None
+    if bench.subject.fleet is not None:
+        fleet = await bench.operator.fleet(bench.subject.model)
+    if fleet is not None:
+        return fleet.active_requests
+    _, running = await running_requests(bench.client)
+    return running
 
 
 def _unnamed(bench: Bench) -> Skipped | None:
@@ -134,11 +152,11 @@ def _unnamed(bench: Bench) -> Skipped | None:
 async def _count_ranks(bench: Bench) -> int | Skipped:
     """The number of ranks between which load decides, or why it is not known."""
     fleet = bench.subject.fleet
+    if fleet is not None and _is_bound(fleet):
+        return Skipped("hand-offs are bound to domains (DYE0701), which leave load no choice")
+    if await _is_shared(bench, 0):
+        return _SHARED
     if fleet is not None:
-        if _is_bound(fleet):
-            return Skipped("hand-offs are bound to domains (DYE0701), which leave load no choice")
-        if (await _now(bench, fleet)).active_requests:
-            return _SHARED
         return fleet.ranks()
     scouts = [
         await bench.client.chat(bench.chat(bench.prompts.fresh(_WORDS))) for _ in range(_SCOUTS)
@@ -158,11 +176,6 @@ def _is_bound(fleet: FleetFacts) -> bool:
     rows = [row for row in fleet.workers if row.role == Role.PREFILL]
     derived = [derive_constraints(row, fleet.policy) for row in rows]
     return any(isinstance(item, str) or item.constraints for item in derived)
-
-
-async def _now(bench: Bench, fleet: FleetFacts) -> FleetFacts:
-    """The fleet with its present load; ``fleet`` where it cannot be read."""
-    return await bench.operator.fleet(bench.subject.model) or fleet
 
 
 @asynccontextmanager
@@ -231,12 +244,12 @@ def _passes_over(facts: LoadFacts) -> Outcome:
 
 
 async def _limit(bench: Bench) -> Limited | Skipped:
-    fleet, changes = bench.subject.fleet, bench.changes
+    changes = bench.changes
     if not changes.allowed:
         return NO_CHANGES
+    fleet = await bench.operator.fleet(bench.subject.model)
     if _unnamed(bench) is not None or fleet is None:
         return Skipped(f"the workers are unknown: {UNREADABLE}")
-    fleet = await _now(bench, fleet)
     answering = fleet.answering()
     if any("total_kv_blocks" not in row.runtime_config for row in answering) or not answering:
         return Skipped(
@@ -244,7 +257,7 @@ async def _limit(bench: Bench) -> Limited | Skipped:
         )
     if fleet.ranks() > len(answering):
         return Skipped("a worker with several data-parallel ranks is busy when all of them are")
-    if fleet.active_requests:
+    if await _is_shared(bench, 0):
         return Skipped("other requests run in this fleet, which a threshold of 0 would refuse")
     model, number = answering[0].model, min(_HELD, len(answering))
     try:
