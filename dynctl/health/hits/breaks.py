@@ -17,6 +17,8 @@ _TEMPLATE: Final = "template"
 _PARTS: Final = frozenset({_TEMPLATE, "system", "tools", "documents"})
 _TURN: Final = "turn "
 _TURNS: Final = frozenset({"user", "assistant", "tool"})
+#: Parts of a prompt that count; a recording of another program may have any number.
+_MOST_SEGMENTS: Final = 256
 #: Turns that are counted apart.
 _MOST_TURNS: Final = 16
 #: Positions that are kept of a text: a history that moves with each turn has many.
@@ -40,29 +42,32 @@ class Texts:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._places: dict[tuple[str, int], list[Place]] = {}
+        self._places: dict[int, tuple[Place, ...]] = {}
 
     def note(self, tenant: str, local: int, place: Place) -> bool:
         """Note a place of a text. Returns whether others had to make room."""
-        places = self._places.setdefault((tenant, local), [])
-        for number, known in enumerate(places):
-            if known.depth == place.depth:
-                if place.at < known.at:
-                    places[number] = place
-                return False
-        places.append(place)
-        if len(places) > _MOST_PLACES:
-            del places[0]
+        key = _key(tenant, local)
+        places = self._places.get(key, ())
+        same = next((known for known in places if known.depth == place.depth), None)
+        if same is not None and same.at <= place.at:
+            return False
+        others = tuple(known for known in places if known is not same)
+        self._places[key] = (*others[-(_MOST_PLACES - 1) :], place)
         if len(self._places) <= self._most:
             return False
-        for key in list(islice(self._places, max(1, self._most // 10))):
-            del self._places[key]
+        for oldest in list(islice(self._places, max(1, self._most // 10))):
+            del self._places[oldest]
         return True
 
     def before(self, tenant: str, local: int, at: float) -> tuple[Place, ...]:
         """The places of a text before a time, the latest last."""
-        places = self._places.get((tenant, local), ())
+        places = self._places.get(_key(tenant, local), ())
         return tuple(sorted((place for place in places if place.at < at), key=lambda p: p.at))
+
+
+def _key(tenant: str, local: int) -> int:
+    """A number in place of a pair: there are as many texts as blocks."""
+    return hash((tenant, local)) if tenant else local
 
 
 class Segment(NamedTuple):
@@ -78,7 +83,7 @@ def named_segments(starts: Sequence[tuple[str, int]], tokens: int) -> list[Segme
 
     ``starts``: kind and first token of each, in order.
     """
-    bounds = [(kind, at) for kind, at in starts if at < tokens]
+    bounds = [(kind, at) for kind, at in starts[:_MOST_SEGMENTS] if at < tokens]
     if bounds and bounds[0][1] > 0:
         bounds.insert(0, (_TEMPLATE, 0))
     segments, turn = [], 0

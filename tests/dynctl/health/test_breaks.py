@@ -238,6 +238,7 @@ def test_parts_are_named_by_turn_and_what_is_before_them_is_the_templates() -> N
     assert [(one.start, one.end) for one in segments[:2]] == [(0, 2), (2, 5)]
     assert segments[-1].end == 100
     assert split_by_segments(segments, 1, 6) == {"template": 1, "system": 3, "turn 1 (user)": 1}
+    assert len(named_segments([("user", 0)] * 5_000, 100)) == 256
     assert named_segments([], 100) == []
     assert named_segments([("user", 100)], 100) == []
 
