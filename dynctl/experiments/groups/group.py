@@ -106,13 +106,18 @@ def served_by(replies: Sequence[Reply]) -> str:
 
 async def running_requests(client: CanaryClient) -> tuple[str, float]:
     """The gauge of running requests that the server has, and its sum; empty and 0 without one."""
+    return await first_metric(client, _RUNNING)
+
+
+async def first_metric(client: CanaryClient, names: Sequence[str]) -> tuple[str, float]:
+    """The first of these metrics that the server has, and its sum; empty and 0 without one."""
     text = await client.metrics()
     if text is None:
         return "", 0.0
     data = text.encode()
-    samples = list(read_samples(data, frozenset(_RUNNING), max_bytes=len(data), strict=False))
-    for gauge in _RUNNING:
-        values = [float(sample.value) for sample in samples if sample.name == gauge]
+    samples = list(read_samples(data, frozenset(names), max_bytes=len(data), strict=False))
+    for name in names:
+        values = [float(sample.value) for sample in samples if sample.name == name]
         if values:
-            return gauge, sum(values)
+            return name, sum(values)
     return "", 0.0

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from dynctl.experiments.canary import Reply
 from dynctl.experiments.groups.group import (
     Bench,
     Group,
+    first_metric,
     refusal,
     running_requests,
     served_by,
@@ -29,6 +30,7 @@ NOT_REPORTED: Final = (
     "no reply has usage.prompt_tokens_details.cached_tokens (vLLM: --enable-prompt-tokens-details, "
     "SGLang: --enable-cache-report), or nothing is reused: vLLM leaves out 0"
 )
+_HITS: Final = ("vllm:prefix_cache_hits_total",)
 _NO_REUSE: Final = Skipped("nothing was reused (DYE0401), or only in large blocks")
 _BUSY: Final = "other requests run here, and their load may decide against a cache"
 OTHER_DECODE: Final = Skipped(
@@ -59,11 +61,15 @@ class SentTwice:
 
 @dataclass(frozen=True, slots=True)
 class ReuseFacts:
-    """``prompts``: of about 200 tokens. ``large``: one of 2,400, sent only if none was reused."""
+    """``prompts``: of about 200 tokens. ``large``: one of 2,400, sent only if none was reused.
+
+    ``hits``: an engine's counter of reused tokens and how much it grew; empty: not known.
+    """
 
     model: str
     prompts: Sequence[SentTwice]
     large: SentTwice | None = None
+    hits: tuple[str, float] = ("", 0.0)
 
     @property
     def others(self) -> int:
@@ -107,13 +113,15 @@ def unjudgeable(replies: Sequence[Reply]) -> Skipped | None:
 
 async def _gather(bench: Bench) -> ReuseFacts:
     model = bench.subject.model
+    counter, before = await first_metric(bench.client, _HITS)
     # One after the other: the load of the others would decide where the second request goes.
     sent = [await _send_twice(bench, _WORDS) for _ in range(_PROMPTS)]
-    facts = ReuseFacts(model, sent)
+    _, after = await first_metric(bench.client, _HITS)
+    facts = ReuseFacts(model, sent, hits=(counter, after - before))
     again = [prompt.again for prompt in sent]
     if refusal(facts.replies) is not None or any(map(reused, again)):
         return facts
-    return ReuseFacts(model, sent, await _send_twice(bench, _MORE_WORDS))
+    return replace(facts, large=await _send_twice(bench, _MORE_WORDS))
 
 
 async def _send_twice(bench: Bench, words: int) -> SentTwice:
@@ -138,7 +146,7 @@ async def _until_shown(bench: Bench, first: Reply, *turns: str) -> Reply:
 
 def _reuses(facts: ReuseFacts) -> Outcome:
     if skipped := unjudgeable(facts.replies):
-        return skipped
+        return _counted_none(facts) or skipped
     repeats = _repeats(facts)
     if hits := [reply for reply in repeats if reused(reply)]:
         return Passed(_tokens(hits) + served_by(hits))
@@ -147,6 +155,15 @@ def _reuses(facts: ReuseFacts) -> Outcome:
     if not repeats:
         return OTHER_DECODE
     return Wrong((found(facts.model, repeats=str(len(repeats)), tokens=_tokens(repeats)),))
+
+
+def _counted_none(facts: ReuseFacts) -> Wrong | None:
+    """What the engine's own counter shows where the replies report nothing: vLLM leaves out 0."""
+    counter, grew = facts.hits
+    if not counter or grew or refusal(facts.replies) is not None:
+        return None
+    repeats = str(2 * len(facts.prompts))
+    return Wrong((found(facts.model, repeats=repeats, tokens=f"{counter} did not grow"),))
 
 
 def _reuses_each_time(facts: ReuseFacts) -> Outcome:

@@ -261,6 +261,16 @@ class NewIdInFront(Fault):
         first_text(body, lambda text: f"{uuid4()} {text}")
 
 
+class NoCacheAsVllm(Fault):
+    """Reuse of 0, which vLLM leaves out of the usage."""
+
+    def request(self, body: Body) -> None:
+        body["cache_salt"] = str(uuid4())
+
+    def answer(self, document: Body) -> None:
+        document["usage"]["prompt_tokens_details"] = None
+
+
 class TimeInSystemPrompt(Fault):
     def request(self, body: Body) -> None:
         time = f"It is {next(self.number)} seconds past noon."
@@ -601,6 +611,7 @@ CASES: Sequence[Case] = (
     *proxies("streams", "DYE0304", KeepsStreams, speedup_ratio=0.5),
     *proxies("streams", "DYE0305", Repeats, Reorders, MixesAnswers, GoesOnAfterTheEnd),
     *proxies("reuse", "DYE0401", NewIdInFront, TimeInSystemPrompt, OneBlockCached, NewSalt),
+    Case("a vLLM without a cache", balanced(NoCacheAsVllm, {}), "reuse", {"DYE0401"}),
     Case("three blindly", balanced(RoundRobin, {}, {}, {}), "reuse", {"DYE0401"}),
     *proxies("reuse", "DYE0402", SometimesNewId),
     Case("two blindly", balanced(RoundRobin, {}, {}), "reuse", {"DYE0402"}),
