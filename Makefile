@@ -139,7 +139,9 @@ test-busy: $(VENV)/.dev-stamp  ## all tests beside processes that use all CPU (B
 # The real thing on the other side; DYNCTL_DYNAMO_PYTHON=/path/to/python takes one that has it.
 # VERSION=1.5.1 is installed beside it and gets the tests that every version has to pass.
 VERSION              ?=
-DYNAMO_VENV          := .venv-dynamo$(if $(VERSION),-$(VERSION))
+# That of `make test-kube` is of Kubernetes.
+DYNAMO_VERSION       := $(if $(filter test-kube,$(MAKECMDGOALS)),,$(VERSION))
+DYNAMO_VENV          := .venv-dynamo$(if $(DYNAMO_VERSION),-$(DYNAMO_VERSION))
 # A file shares the Dynamo that it starts. The tests mostly wait, so two files at a time fit two cores.
 DYNAMO_PARALLEL      := $(if $(VERSION),,--numprocesses 2 --dist loadfile)
 DYNAMO_TESTS         := tests/dynamo$(if $(VERSION),/test_versions.py)
@@ -158,7 +160,7 @@ test-planes: $(VENV)/.dev-stamp $(if $(filter $(DYNAMO_VENV)/%,$(DYNCTL_DYNAMO_P
 $(DYNAMO_STAMP): | $(BIN)/python
 	@echo "installing Dynamo into $(DYNAMO_VENV)"
 	@$(BIN)/python -m venv --clear $(DYNAMO_VENV)
-	@$(if $(VERSION),sed 's/^\(ai-dynamo.*\)==.*/\1==$(VERSION)/',cat) tests/dynamo/requirements.txt > $(DYNAMO_VENV)/requirements.txt
+	@$(if $(DYNAMO_VERSION),sed 's/^\(ai-dynamo.*\)==.*/\1==$(DYNAMO_VERSION)/',cat) tests/dynamo/requirements.txt > $(DYNAMO_VENV)/requirements.txt
 	@$(DYNAMO_VENV)/bin/python $(INSTALL_PEERS) --no-deps --requirement $(DYNAMO_VENV)/requirements.txt
 	@touch $@
 
