@@ -103,6 +103,7 @@ from their documentation |
 |---|---|
 | 1.36.3 (`make test-kube`) | two nodes with a real Dynamo: `topology verify` with faults, \
 `topology sync`, `serve attach`, lost nodes and API servers, each account, the chart under Helm |
+| 1.34.4 (`VERSION=1.34.4`, by hand on 2026-11-27) | the same |
 """
 
 
