@@ -440,14 +440,17 @@ async def test_nothing_changes_where_several_frontends_answer(tmp_path: Path):
         ports = cycle(int(fleet.frontend.url.rpartition(":")[2]) for fleet in (one, other))
 
         async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connections.append(asyncio.current_task())
             back, forth = await asyncio.open_connection("127.0.0.1", next(ports))
             await asyncio.gather(pass_on(reader, forth), pass_on(back, writer))
 
+        connections: list[asyncio.Task[None] | None] = []
         balancer = await asyncio.start_server(connect, "127.0.0.1", 0)
         port = balancer.sockets[0].getsockname()[1]
         url = f"http://127.0.0.1:{port}"
         report = await result_of(url, only=("load", "change"), changes=True, state=tmp_path)
         balancer.close()
+        await asyncio.gather(*filter(None, connections), return_exceptions=True)
     assert "several frontends" in messages(report)["DYE1001"]
     assert not journals(tmp_path)
 
@@ -458,6 +461,8 @@ async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
             writer.write(data)
             await writer.drain()
     writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
 
 
 def test_a_journal_that_is_not_one_is_named(tmp_path: Path):
