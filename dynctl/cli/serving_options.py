@@ -89,6 +89,16 @@ DrainTimeout = Annotated[
         rich_help_panel=LISTEN,
     ),
 ]
+ShutdownDelay = Annotated[
+    float,
+    typer.Option(
+        "--shutdown-delay",
+        metavar="DURATION",
+        parser=seconds(0.0),
+        help="Time after SIGTERM in which the process is not ready and still answers new requests.",
+        rich_help_panel=LISTEN,
+    ),
+]
 LogFormat = Annotated[
     str,
     typer.Option(
@@ -234,6 +244,7 @@ class ServingOptions:
     ] = "1GiB"
     index_memory: IndexMemory = "4GiB"
     drain_timeout: DrainTimeout = 30.0
+    shutdown_delay: ShutdownDelay = 0.0
     start_timeout: Annotated[
         float | None,
         typer.Option(
@@ -291,7 +302,7 @@ OBSERVING = fields_of(
     ServingOptions,
     without=(
         *("worker", "workers_file", "trust_template", "tokenizer", "model_name", "block_size"),
-        *("log_decisions", "drain_timeout", "model_return_time"),
+        *("log_decisions", "drain_timeout", "shutdown_delay", "model_return_time"),
     ),
 )
 
@@ -397,6 +408,7 @@ def frontend_config(
         index_peers=peers,
         limits=Limits(
             drain_s=serving.drain_timeout,
+            shutdown_delay_s=serving.shutdown_delay,
             model_return_s=serving.model_return_time,
             **limits_of(access),
         ),

@@ -1,5 +1,5 @@
-"""The chart of docs/deploy under Helm, with the image of this checkout: installed, wrongly updated,
-rolled back.
+"""The chart of docs/deploy under Helm, with the image of this checkout: installed, updated, rolled
+back.
 
 Pods run as the user that the chart or the image names, with their probes, their read-only file
 system and the rights of their accounts. Only requests for CPU and memory fit a small machine. The
@@ -231,6 +231,22 @@ def test_an_update_that_does_not_start_loses_nothing_and_is_rolled_back(
         release.helm("rollback", "dynctl", *release.wait())
         release.graph.plane.wait(
             lambda: release.pod_names("frontend") == before, "the new pod to be gone"
+        )
+    assert len(chats.statuses) > 10
+    assert set(chats.statuses) == {200}
+
+
+def test_an_update_replaces_all_frontends_and_loses_nothing(
+    release: Release, service: Service
+) -> None:
+    before, chats = release.pod_names("frontend"), Chats(service)
+    variables = [{"name": "EXAMPLE", "value": "1"}]
+    with chats:
+        release.upgrade(
+            "dynctl", {**VALUES, "frontend": {**_SMALL, "env": variables}}, *release.wait()
+        )
+        release.graph.plane.wait(
+            lambda: not before & release.pod_names("frontend"), "the old pods to be gone"
         )
     assert len(chats.statuses) > 10
     assert set(chats.statuses) == {200}

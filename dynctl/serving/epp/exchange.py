@@ -294,7 +294,7 @@ class Exchange:
             self._call.finish(Code.UNIMPLEMENTED, "body mode GRPC is not supported")
             return
         self._keep(message)
-        if service.draining:
+        if service.refusing:
             self._refuse(
                 HttpError(
                     503, "the endpoint picker is shutting down", "service_unavailable", 503,

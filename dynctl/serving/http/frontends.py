@@ -180,7 +180,7 @@ class FrontendsApi:
                 "conflict",
                 "other_protocol",
             )
-        if self._service.draining:
+        if self._service.refusing:
             self._selection.admit()
         old = self._frontends.get(name)
         if old is not None:

@@ -157,7 +157,7 @@ class Inference:
     async def _answer(
         self, http: ClientRequest, body: Body, record: RequestRecord, endpoint: Endpoint
     ) -> ClientAnswer:
-        if self._service.draining:
+        if self._service.refusing:
             self.refuse_while_draining()
         raw = await body.read(http, self._config.limits.body_bytes)
         key = api_key_of(http) if self._keyed else None
@@ -287,7 +287,7 @@ class Inference:
     # -- places in flight --------------------------------------------------------------------
 
     def refuse_while_draining(self) -> None:
-        if self._service.draining:
+        if self._service.refusing:
             raise HttpError(
                 503, "the frontend is shutting down", "service_unavailable", 503,
                 headers={"retry-after": "1", "connection": "close"},

@@ -188,13 +188,20 @@ class ServingProcess:
         start("event loop canary", self.administration.metrics.watch_event_loop)
 
     async def drain(self) -> None:
-        """Refuse new requests and wait for the running ones, at most for the drain timeout."""
-        service, inference = self.service, self.core.inference
+        """Refuse new requests and wait for the running ones, at most for the drain timeout.
+
+        For the shutdown delay before, the process is only not ready: load balancers and the network
+        of a cluster need a moment until they send nothing more.
+        """
+        service, inference, limits = self.service, self.core.inference, self.config.limits
+        if limits.shutdown_delay_s:
+            service.announce_end()
+            await asyncio.sleep(limits.shutdown_delay_s)
         service.drain()
         for part in self._parts:
             await part.drain()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.config.limits.drain_s):
+            async with asyncio.timeout(limits.drain_s):
                 # A router process has no inference of its own, and requests that wait.
                 while inference.in_flight or service.admission.waiting:  # noqa: ASYNC110
                     await asyncio.sleep(0.02)

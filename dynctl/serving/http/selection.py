@@ -457,7 +457,7 @@ class SelectionApi:
 
     def admit(self) -> None:
         """Raise HttpError where a further booking is refused."""
-        if self._service.draining:
+        if self._service.refusing:
             raise HttpError(
                 503, "the router is shutting down", "service_unavailable", "draining",
                 headers={"retry-after": "1"},

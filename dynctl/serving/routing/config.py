@@ -55,6 +55,7 @@ class Limits:
     attempts: int = 3
     stream_silence_s: float = 3600.0
     drain_s: float = 30.0
+    shutdown_delay_s: float = 0.0
     workers: int = 4096
     model_return_s: float = 60.0
 

@@ -135,7 +135,7 @@ class RoutingService:
         self.probe_s: Callable[[], float] = lambda: 1.0
         #: Engines that cannot be registered (yet), so that their models may be unknown.
         self.unregistered: Callable[[], Iterable[WorkerRow]] = tuple
-        self.draining = False
+        self.draining = self.refusing = False
         self.serves_pools = serves_pools
         #: Shares the load of this router with others; None without replica sync.
         self.sharing: LoadSharing | None = None
@@ -452,9 +452,13 @@ class RoutingService:
         """End a condition; observers are notified if it was in force."""
         self._health.clear_condition(code, subject)
 
+    def announce_end(self) -> None:
+        """Not ready from now on; new requests are still answered."""
+        self.draining = True
+
     def drain(self) -> None:
         """New requests are refused from now on."""
-        self.draining = True
+        self.draining = self.refusing = True
 
     def read_fleet(
         self,

@@ -296,7 +296,8 @@ class Processes:
 
     async def close(self) -> None:
         """Drain the frontends, then the router; nothing is left behind."""
-        drain_s, clock = self.config.limits.drain_s, asyncio.get_running_loop().time
+        limits, clock = self.config.limits, asyncio.get_running_loop().time
+        drain_s = limits.shutdown_delay_s + limits.drain_s
         until = clock() + drain_s
         await asyncio.gather(*(child.stop(drain_s) for child in self.children[1:]))
         for router in self.children[:1]:
@@ -495,6 +496,7 @@ def _router_config(config: FrontendConfig) -> FrontendConfig:
             host="127.0.0.1",
             # It gets hashes; only the sizes of the model are read.
             tokenizer="exact",
+            limits=replace(config.limits, shutdown_delay_s=0.0),  # it ends after the frontends
             api_keys=(),
             api_key_file=None,
             tls_cert=None,

@@ -17,13 +17,14 @@ from tests.dynctl.serving.fleets import chat_body, until
 from tests.waiting import patience
 
 FRONTEND = f"""
-import sys
-from dynctl.serving.routing.config import FrontendConfig, HealthConfig
+import os, sys
+from dynctl.serving.routing.config import FrontendConfig, HealthConfig, Limits
 from dynctl.serving.http.server import run_frontend
 from dynctl.tokenization import DEMO_MODEL_DIR
 sys.exit(run_frontend(FrontendConfig(
     port=0, workers=tuple(sys.argv[1:]), model_path=DEMO_MODEL_DIR, announce=True,
     health=HealthConfig(interval_s=0.2, timeout_s={patience(1.0)}),
+    limits=Limits(shutdown_delay_s=float(os.environ.get("SHUTDOWN_DELAY_S", "0"))),
 )))
 """
 
@@ -93,6 +94,33 @@ async def test_sigterm_lets_running_streams_end_and_exits_0():
         assert "serving on http://127.0.0.1:" in talk
         assert "stopping: 1 requests are running" in talk
         assert "hi there" not in talk
+
+
+async def test_the_shutdown_delay_answers_new_requests_and_is_not_ready(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("SHUTDOWN_DELAY_S", str(patience(2)))
+    async with (
+        aiohttp.ClientSession() as client,
+        engine("a0") as (_, ready),
+        process("-c", FRONTEND, f"{ready['url']},name=a0") as (frontend, record),
+    ):
+        await all_read(record["url"])
+
+        async def status(path: str) -> int:
+            async with client.get(record["url"] + path) as answer:
+                return answer.status
+
+        assert await status("/ready") == 200
+        frontend.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(patience(2)):
+            while await status("/ready") != 503:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        async with client.post(
+            record["url"] + "/v1/chat/completions", json=chat_body("hi", max_tokens=4)
+        ) as answer:
+            assert answer.status == 200
+        assert await asyncio.wait_for(frontend.wait(), patience(20)) == 0
 
 
 async def test_killing_an_engine_under_64_streams_leaves_no_client_without_an_answer():
