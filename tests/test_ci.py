@@ -58,7 +58,7 @@ def test_all_suites_run_once_and_the_measurement_alone_at_the_end(tmp_path: Path
     assert taken[-2:] == ["+ bench-guard", "- bench-guard"]
     assert taken.index("- test-vllm") < taken.index("+ test-sglang")
     assert taken.index("- environments") < taken.index("+ test-dynamo")
-    assert taken.index("- environments") < taken.index("+ test-kube")
+    assert taken.index("- kubernetes") < taken.index("+ test-kube")
 
 
 def test_the_output_of_a_suite_that_fails_is_shown_and_all_others_run(tmp_path: Path) -> None:

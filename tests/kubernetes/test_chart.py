@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
+from uuid import uuid4
 
 import pytest
 import yaml
@@ -240,7 +241,7 @@ def test_an_update_replaces_all_frontends_and_loses_nothing(
     release: Release, service: Service
 ) -> None:
     before, chats = release.pod_names("frontend"), Chats(service)
-    variables = [{"name": "EXAMPLE", "value": "1"}]
+    variables = [{"name": "EXAMPLE", "value": uuid4().hex}]  # also where it is run again
     with chats:
         release.upgrade(
             "dynctl", {**VALUES, "frontend": {**_SMALL, "env": variables}}, *release.wait()
