@@ -27,6 +27,7 @@ from dynctl.sources.client import FrontendClient
 
 Facts = TypeVar("Facts")
 _GREETING: Final = "dynctl-test: hello"
+_AGAIN_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,8 @@ class TrialOptions:
     request and its repeat. ``only``: words of groups, all where it is empty. ``seed`` None:
     a random one. ``model_path``: a tokenizer directory with which counts of tokens are compared.
     ``changes``: allow those that the test puts back. ``state``: the directory of their journal,
-    None: the user's. ``workers``: reads those of a frontend that does not show them, None: unknown.
+    None: the user's. ``wait``: seconds in which a test that does not pass is repeated.
+    ``workers``: reads those of a frontend that does not show them, None: unknown.
     """
 
     url: str
@@ -54,6 +56,7 @@ class TrialOptions:
     suppressed: Suppressions = NOTHING
     changes: bool = False
     state: Path | None = None
+    wait: float | None = None
     workers: Callable[[], Sequence[WorkerRow]] | None = None
 
 
@@ -74,16 +77,45 @@ def announcement(wanted: TrialOptions) -> str:
     changed = "nothing is changed"
     if wanted.changes:
         changed = "a threshold is set to 0 and a worker is cordoned for some seconds, then put back"
+    again = (
+        "" if wanted.wait is None else f", again and again for {wanted.wait:g} s until it passes"
+    )
     return (
         f"test: at most {requests:,} requests and {generated:,} generated tokens in "
-        f"{wanted.duration:g} s, {MOST_AT_ONCE} at a time, to {wanted.url}; {changed}"
+        f"{wanted.duration:g} s{again}, {MOST_AT_ONCE} at a time, to {wanted.url}; {changed}"
     )
+
+
+class NoModelListed(UsageProblem):
+    """The server lists no model, and none was specified."""
+
+
+async def run_until_passed(
+    wanted: TrialOptions, passed: Callable[[TrialReport], bool], say: Callable[[str], object] = str
+) -> TrialReport:
+    """Repeat the test until ``passed``, for the time of ``wanted.wait``; the last report.
+
+    A server that does not answer, or lists no model, is tried again too. The last test may end
+    after that time. Raises as :func:`run_trial`.
+    """
+    ends_at = time.monotonic() + (wanted.wait or 0.0)
+    while True:
+        try:
+            report = await run_trial(wanted, say)
+        except (Unreachable, NoModelListed):
+            if time.monotonic() >= ends_at:
+                raise
+        else:
+            if passed(report) or time.monotonic() >= ends_at:
+                return report
+        say("waiting for the server")
+        await asyncio.sleep(_AGAIN_S)
 
 
 async def run_trial(wanted: TrialOptions, say: Callable[[str], object] = str) -> TrialReport:
     """Test a server. ``say`` gets the section of each group when it begins.
 
-    Raises Unreachable where the server does not answer, UsageProblem without a model.
+    Raises Unreachable where the server does not answer, NoModelListed without a model.
     """
     groups = chosen_groups(wanted.only)
     started = time.monotonic()
@@ -133,7 +165,7 @@ async def _subject(client: CanaryClient, operator: Operator, wanted: TrialOption
         )
     model = wanted.model or next((str(row["id"]) for row in rows), None)
     if model is None:
-        raise UsageProblem(
+        raise NoModelListed(
             f"{client.url}/v1/models lists no models: {listed}", "specify one: --model NAME"
         )
     # A server that does not know the field ignores or refuses it.

@@ -65,6 +65,15 @@ def prove(
             help="Also lower a threshold and cordon a worker of a dynctl frontend for a moment.",
         ),
     ] = False,
+    wait: Annotated[
+        float | None,
+        typer.Option(
+            "--wait",
+            parser=seconds(),
+            metavar="DURATION",
+            help="Repeat the test until no check fails, at most this long: 5m.",
+        ),
+    ] = None,
     fail_on: FailOn = "fail",
     suppress: Suppress = None,
 ) -> int:
@@ -81,7 +90,7 @@ def prove(
 
     from dynctl.base.errors import ExitCode, UsageProblem
     from dynctl.base.signals import sigterm_like_ctrl_c
-    from dynctl.experiments.trial import TrialOptions, announcement, run_trial
+    from dynctl.experiments.trial import TrialOptions, announcement, run_until_passed
     from dynctl.findings.catalogue import all_codes
     from dynctl.findings.suppression import Suppressions
     from dynctl.screens.progress import progress
@@ -104,11 +113,14 @@ def prove(
         model_path=model_path,
         suppressed=Suppressions.parse(suppress or (), all_codes()),
         changes=allow_changes,
+        wait=wait,
         workers=_discovered_workers(options),
     )
     talk(announcement(wanted))
     with sigterm_like_ctrl_c(), progress(options) as bar:
-        report = asyncio.run(run_trial(wanted, bar.pulse))
+        report = asyncio.run(
+            run_until_passed(wanted, lambda report: report.passes(fail_on), bar.pulse)
+        )
     emit(report, options)
     return ExitCode.YES if report.passes(fail_on) else ExitCode.NO
 

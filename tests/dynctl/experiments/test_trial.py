@@ -10,7 +10,7 @@ from aiohttp import web
 
 from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
 from dynctl.experiments.prompts import Prompts
-from dynctl.experiments.trial import TrialOptions, announcement, run_trial
+from dynctl.experiments.trial import TrialOptions, announcement, run_trial, run_until_passed
 from dynctl.findings.report import State
 from dynctl.tokenization import DEMO_MODEL_DIR
 from router_core import RouterConfig
@@ -101,6 +101,35 @@ async def test_what_is_announced_is_not_exceeded():
     promised = [int(number) for number in re.findall(r"\d+", announcement(wanted).replace(",", ""))]
     assert report.spent.requests <= promised[0]
     assert report.spent.generated_tokens <= promised[1]
+
+
+async def test_a_test_is_repeated_until_it_passes(monkeypatch: pytest.MonkeyPatch):
+    """A server that starts lists no model, then one that it does not serve yet."""
+
+    class Starts(Fault):
+        lists = 0
+
+        def models(self, document: Body) -> web.Response | None:
+            self.lists += 1
+            if self.lists == 1:
+                return error(503, "starting")
+            if self.lists == 2:
+                document["data"].clear()
+            if self.lists == 3:
+                document["data"].append({"id": "soon", "object": "model"})
+            return None
+
+    monkeypatch.setattr("dynctl.experiments.trial._AGAIN_S", 0.01)
+    said: list[str] = []
+    starts = Starts()
+    async with site([ENGINE]) as fleet, faulty_proxy(fleet.frontend.url, starts) as url:
+        wanted = TrialOptions(url, only=("names",), timeout=patience(30), wait=patience(60))
+        report = await run_until_passed(wanted, lambda report: report.passes("fail"), said.append)
+        assert (wrong(report), starts.lists) == (set(), 4)
+        starts.lists = 2
+        report = await run_until_passed(TrialOptions(url, only=("names",)), lambda _: False)
+        assert (wrong(report), starts.lists) == ({"DYE0102"}, 3)
+    assert said.count("waiting for the server") == 3
 
 
 async def test_a_server_that_does_not_answer():
