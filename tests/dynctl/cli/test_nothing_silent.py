@@ -572,7 +572,7 @@ EFFECTIVE: dict[str, frozenset[str]] = {
             *("http_host", "http_port", "worker", "workers_file", "model_path", "tokenizer"),
             *("model_name", "block_size", "api_token", "log_decisions", "log_format"),
             *("log_level", "decision_memory", "record", "index_memory", "drain_timeout"),
-            "model_return_time",
+            *("shutdown_delay", "model_return_time"),
             *("system_port", "announce", "admin_token_file", "api_key", "api_key_file"),
             *("engine_api_key", "engine_api_key_file", "unix_socket", "compressed_requests"),
             *("otlp_endpoint", "header_timeout", "keep_alive_timeout", "peer_connections"),
