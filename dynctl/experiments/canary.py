@@ -43,7 +43,7 @@ class BudgetSpent(Exception):
 
 
 @dataclass(slots=True)
-class Budget:
+class CanaryBudget:
     """Bounds of a whole test, and what it has spent. ``seconds``: of the monotonic clock.
 
     ``requests`` counts every request with a body; lists of models and metrics are free.
@@ -203,7 +203,7 @@ class CanaryClient:
     """
 
     def __init__(
-        self, url: str, timeout: float, budget: Budget, key: str | None, token: str | None
+        self, url: str, timeout: float, budget: CanaryBudget, key: str | None, token: str | None
     ) -> None:
         self.url = frontend_url(url)
         self.budget = budget

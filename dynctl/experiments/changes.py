@@ -11,7 +11,7 @@ from typing import Final
 from dynctl.base.errors import DynctlError, UsageProblem
 from dynctl.documents.thresholds import ThresholdValues
 from dynctl.documents.workers import WorkerRow
-from dynctl.experiments.journal import Change, Journal, Values
+from dynctl.experiments.journal import ChangeJournal, FleetChange, Values
 from dynctl.experiments.operator import Operator
 
 _NOTE: Final = "dynctl test lowers it for some seconds"
@@ -23,11 +23,11 @@ _NOT_ALLOWED: Final = "--allow-changes is not set"
 @asynccontextmanager
 async def opened_changes(
     operator: Operator, *, allowed: bool, state: Path | None
-) -> AsyncIterator[Changes]:
+) -> AsyncIterator[FleetChanges]:
     """The changes of a server by tests. ``allowed``: what an earlier test left is put back at
     once, and no other test changes the server meanwhile. Raises UsageProblem."""
-    journal = Journal(operator.client.url, state)
-    changes = Changes(operator, journal, allowed=allowed)
+    journal = ChangeJournal(operator.client.url, state)
+    changes = FleetChanges(operator, journal, allowed=allowed)
     try:
         if allowed:
             journal.open()
@@ -40,16 +40,16 @@ async def opened_changes(
         journal.close()
 
 
-class Changes:
+class FleetChanges:
     """Makes changes, if ``allowed``; each is in the journal before it is made.
 
     ``mended``: what an earlier test left and is put back; ``left``: what is not, with the reason.
     """
 
-    def __init__(self, operator: Operator, journal: Journal, *, allowed: bool) -> None:
+    def __init__(self, operator: Operator, journal: ChangeJournal, *, allowed: bool) -> None:
         self.allowed = allowed
-        self.mended: list[Change] = []
-        self.left: list[tuple[Change, str]] = []
+        self.mended: list[FleetChange] = []
+        self.left: list[tuple[FleetChange, str]] = []
         self._operator = operator
         self._journal = journal
         operator.client.note = _NOTE
@@ -60,7 +60,9 @@ class Changes:
         process = await self._operator.call(self._process)
         before: Values = {"cordoned": False}
         after: Values = {"cordoned": True}
-        async with self._made(Change("cordon", worker.name, before, after, time.time(), process)):
+        async with self._made(
+            FleetChange("cordon", worker.name, before, after, time.time(), process)
+        ):
             yield
 
     @asynccontextmanager
@@ -72,12 +74,12 @@ class Changes:
         process = await self._operator.call(self._process)
         before: Values = {name: held[model].get(name) for name in values}
         async with self._made(
-            Change("thresholds", model, before, dict(values), time.time(), process)
+            FleetChange("thresholds", model, before, dict(values), time.time(), process)
         ):
             yield
 
     @asynccontextmanager
-    async def _made(self, change: Change) -> AsyncIterator[None]:
+    async def _made(self, change: FleetChange) -> AsyncIterator[None]:
         self._journal.add(change)
         try:
             await self._operator.call(lambda: self._set(change, change.after))
@@ -89,7 +91,7 @@ class Changes:
                 self.left.append((change, error.message))
                 raise
 
-    async def put_back(self, change: Change) -> None:
+    async def put_back(self, change: FleetChange) -> None:
         """Set the former values, and forget the change. A value that differs from what the test
         set was changed by others since, and stays. Raises DynctlError; then it is not forgotten."""
         await self._operator.call(lambda: self._restore(change))
@@ -109,7 +111,7 @@ class Changes:
             except DynctlError as error:
                 self.left.append((change, error.message))
 
-    def _restore(self, change: Change) -> None:
+    def _restore(self, change: FleetChange) -> None:
         if self._process() != change.process:
             return  # it restarted, which forgets all changes
         present = self._present(change)
@@ -133,7 +135,7 @@ class Changes:
                 )
         return first.process
 
-    def _present(self, change: Change) -> Values:
+    def _present(self, change: FleetChange) -> Values:
         """The values now. Raises UsageProblem where the worker or model is gone."""
         client = self._operator.client
         if change.kind == "cordon":
@@ -146,7 +148,7 @@ class Changes:
             raise UsageProblem(f"{change.name} left; the frontend keeps the change for its return")
         return present
 
-    def _set(self, change: Change, values: Values) -> None:
+    def _set(self, change: FleetChange, values: Values) -> None:
         client = self._operator.client
         if change.kind == "cordon":
             client.cordon(change.name, cordoned=bool(values["cordoned"]))

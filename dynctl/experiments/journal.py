@@ -19,7 +19,7 @@ _LARGEST: Final = 1 << 20
 Values = dict[str, bool | float | int | None]
 
 
-class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FleetChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One change of a frontend: of the worker or model ``name``, from ``before`` to ``after``.
 
     ``at``: wall-clock seconds. ``process``: of the frontend, which forgets it when it restarts.
@@ -42,7 +42,7 @@ class _Form(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of the file."""
 
     server: str
-    changes: list[Change]
+    changes: list[FleetChange]
 
 
 def state_directory() -> Path:
@@ -53,7 +53,7 @@ def state_directory() -> Path:
     return Path(base if base.startswith("/") else os.path.expanduser("~/.local/state"), "dynctl")
 
 
-class Journal:
+class ChangeJournal:
     """The changes of one server that are not put back yet. ``url``: of the server."""
 
     def __init__(self, url: str, folder: Path | None = None) -> None:
@@ -103,7 +103,7 @@ class Journal:
             os.close(self._lock)
             self._lock = None
 
-    def left(self) -> Sequence[Change]:
+    def left(self) -> Sequence[FleetChange]:
         """The changes that no test put back. Raises UsageProblem for a file that is not ours."""
         try:
             data = read_file(self.path, _LARGEST, pipe=False)
@@ -119,15 +119,15 @@ class Journal:
                 "dynctl workers list shows cordoned workers; remove the file when all is well",
             ) from None
 
-    def add(self, change: Change) -> None:
+    def add(self, change: FleetChange) -> None:
         """Write a change down, before it is made. Raises UsageProblem."""
         self._write([*self.left(), change])
 
-    def remove(self, change: Change) -> None:
+    def remove(self, change: FleetChange) -> None:
         """Forget a change that is put back. Raises UsageProblem."""
         self._write([kept for kept in self.left() if kept != change])
 
-    def _write(self, changes: list[Change]) -> None:
+    def _write(self, changes: list[FleetChange]) -> None:
         try:
             if changes:
                 write_private_file(self.path, msgspec.json.encode(_Form(self._url, changes)))

@@ -13,10 +13,10 @@ from typing import Any, Final, TypeVar
 from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
 from dynctl.documents.trial import Spent, TrialReport
 from dynctl.documents.workers import WorkerRow
-from dynctl.experiments.canary import MOST_AT_ONCE, Budget, BudgetSpent, CanaryClient, Chat
+from dynctl.experiments.canary import MOST_AT_ONCE, BudgetSpent, CanaryBudget, CanaryClient, Chat
 from dynctl.experiments.changes import opened_changes
 from dynctl.experiments.groups.all import GROUPS, NOT_TESTED
-from dynctl.experiments.groups.group import Bench, Group, Subject
+from dynctl.experiments.groups.group import Bench, Subject, TrialGroup
 from dynctl.experiments.operator import Operator, served_workers
 from dynctl.experiments.prompts import Prompts
 from dynctl.findings.catalogue import all_codes
@@ -60,7 +60,7 @@ class TrialOptions:
     workers: Callable[[], Sequence[WorkerRow]] | None = None
 
 
-def chosen_groups(only: Sequence[str]) -> list[Group[Any]]:
+def chosen_groups(only: Sequence[str]) -> list[TrialGroup[Any]]:
     """The groups with these words, all where there are none. Raises UsageProblem."""
     words = [group.word for group in GROUPS]
     unknown = [word for word in only if word not in words]
@@ -120,7 +120,7 @@ async def run_trial(wanted: TrialOptions, say: Callable[[str], object] = str) ->
     groups = chosen_groups(wanted.only)
     started = time.monotonic()
     seed = randbits(32) if wanted.seed is None else wanted.seed
-    budget = Budget(
+    budget = CanaryBudget(
         wanted.requests, 1 + sum(group.generated for group in groups), started + wanted.duration
     )
     operator = Operator(FrontendClient(wanted.url, wanted.token, wanted.timeout))
@@ -205,7 +205,7 @@ def _counter(model_path: Path | None) -> Callable[[tuple[str, ...]], int] | None
 
 
 async def _section(
-    group: Group[Facts], bench: Bench, suppressed: Suppressions
+    group: TrialGroup[Facts], bench: Bench, suppressed: Suppressions
 ) -> Sequence[Section]:
     """The section of a group. A budget that is spent before its end skips all its checks."""
     checks = group.checks

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from dynctl.experiments.groups.change import CHANGE
-from dynctl.experiments.groups.group import Group
+from dynctl.experiments.groups.group import TrialGroup
 from dynctl.experiments.groups.index import INDEX
 from dynctl.experiments.groups.isolation import ISOLATION
 from dynctl.experiments.groups.limits import LIMITS
@@ -17,7 +17,7 @@ from dynctl.experiments.groups.streams import STREAMS
 from dynctl.experiments.groups.tokens import TOKENS
 from dynctl.experiments.groups.topology import TOPOLOGY
 
-GROUPS: Final[Sequence[Group[Any]]] = (
+GROUPS: Final[Sequence[TrialGroup[Any]]] = (
     *(NAMES, TOKENS, STREAMS, REUSE, INDEX, ISOLATION, TOPOLOGY, LOAD),
     *(LIMITS, CHANGE),
 )

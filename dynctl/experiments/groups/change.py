@@ -10,9 +10,9 @@ from typing import Final
 from dynctl.base.errors import DynctlError
 from dynctl.documents.workers import WorkerRow
 from dynctl.experiments.canary import Chat, Reply
-from dynctl.experiments.groups.group import NO_CHANGES, NO_NAMES, Bench, Group
+from dynctl.experiments.groups.group import NO_CHANGES, NO_NAMES, Bench, TrialGroup
 from dynctl.experiments.groups.reuse import reused
-from dynctl.experiments.journal import Change
+from dynctl.experiments.journal import FleetChange
 from dynctl.experiments.operator import UNREADABLE, FleetFacts
 from dynctl.findings.runner import Check, Outcome, Passed, Skipped, Wrong, found
 from dynctl.sources.frontend.source import substitutes
@@ -53,8 +53,8 @@ class ChangeFacts:
     """``mended``, ``left``: of an earlier test."""
 
     changed: ChangedWorker | Skipped
-    mended: Sequence[Change]
-    left: Sequence[tuple[Change, str]]
+    mended: Sequence[FleetChange]
+    left: Sequence[tuple[FleetChange, str]]
 
 
 async def _gather(bench: Bench) -> ChangeFacts:
@@ -214,7 +214,7 @@ def _left_nothing(facts: ChangeFacts) -> Outcome:
     return Passed("none")
 
 
-CHANGE: Final = Group(
+CHANGE: Final = TrialGroup(
     "change",
     "change",
     requests=2 * _PRIMES + 1 + _OTHERS + _RETURNS,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
 from dynctl.experiments.canary import CanaryClient, Chat, Reply
-from dynctl.experiments.changes import Changes
+from dynctl.experiments.changes import FleetChanges
 from dynctl.experiments.operator import FleetFacts, Operator
 from dynctl.experiments.prompts import Prompts
 from dynctl.findings.runner import Check, Skipped
@@ -56,7 +56,7 @@ class Bench:
     settle_s: float
     pause: Callable[[float], Awaitable[None]]
     operator: Operator
-    changes: Changes
+    changes: FleetChanges
 
     def chat(self, *turns: str, **fields: Any) -> Chat:
         """A canary of one generated token to the model, which asks for the names of workers."""
@@ -79,7 +79,7 @@ _RUNNING: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Group(Generic[Facts]):
+class TrialGroup(Generic[Facts]):
     """``word``: of --only. ``requests`` and ``generated``: the most that it sends and generates."""
 
     word: str

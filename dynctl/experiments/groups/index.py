@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dynctl.experiments.groups.group import Bench, Group
+from dynctl.experiments.groups.group import Bench, TrialGroup
 from dynctl.findings.runner import Check, Found, Outcome, Passed, Skipped, Wrong, found
 
 _PROMPTS: Final = 8
@@ -97,7 +97,7 @@ def _found(row: Comparison) -> Found:
     return found(row.worker, expected=f"{row.expected:,}", reused=f"{row.reused:,}")
 
 
-INDEX: Final = Group(
+INDEX: Final = TrialGroup(
     "index",
     "truth of the index",
     requests=2 * _PROMPTS,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from dynctl.experiments.canary import Reply
-from dynctl.experiments.groups.group import Bench, Group, refusal, served_by
+from dynctl.experiments.groups.group import Bench, TrialGroup, refusal, served_by
 from dynctl.experiments.groups.reuse import reused, unjudgeable
 from dynctl.findings.runner import Check, Outcome, Passed, Skipped, Wrong, found
 
@@ -156,7 +156,7 @@ def _count(facts: IsolationFacts) -> str:
     return str(len(facts.prompts))
 
 
-ISOLATION: Final = Group(
+ISOLATION: Final = TrialGroup(
     "isolation",
     "isolation",
     requests=_MOST_REQUESTS,

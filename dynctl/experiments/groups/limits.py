@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dynctl.experiments.canary import Chat, Reply
-from dynctl.experiments.groups.group import Bench, Group
+from dynctl.experiments.groups.group import Bench, TrialGroup
 from dynctl.findings.runner import Check, Outcome, Passed, Skipped, Wrong, found
 
 _UNKNOWN_MODEL: Final = "dynctl-test-unknown-model"
@@ -107,7 +107,7 @@ def _lives_on(facts: LimitFacts) -> Outcome:
     return Passed(f"{len(facts.after)} replies")
 
 
-LIMITS: Final = Group(
+LIMITS: Final = TrialGroup(
     "limits",
     "limits",
     requests=8,

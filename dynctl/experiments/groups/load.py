@@ -14,7 +14,7 @@ from dynctl.experiments.groups.group import (
     NO_CHANGES,
     NO_NAMES,
     Bench,
-    Group,
+    TrialGroup,
     refusal,
     running_requests,
 )
@@ -313,7 +313,7 @@ def _acts(facts: LoadFacts) -> Outcome:
     )
 
 
-LOAD: Final = Group(
+LOAD: Final = TrialGroup(
     "load",
     "load",
     requests=_SCOUTS + _PROBES + _LIMIT_PROBES + 2 * (_HELD + 1) + 1,

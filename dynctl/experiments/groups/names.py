@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dynctl.experiments.canary import Chat, Reply
-from dynctl.experiments.groups.group import Bench, Group
+from dynctl.experiments.groups.group import Bench, TrialGroup
 from dynctl.findings.runner import Check, Found, Outcome, Passed, Wrong, found, outcome
 
 _MOST_NAMES: Final = 8
@@ -77,7 +77,7 @@ def _summary(facts: NamesFacts) -> str:
     return f"{names}, {_TRIES} requests each{more}"
 
 
-NAMES: Final = Group(
+NAMES: Final = TrialGroup(
     "names",
     "models and names",
     requests=_MOST_NAMES * _TRIES,

@@ -9,7 +9,7 @@ from typing import Final
 from dynctl.experiments.canary import Reply
 from dynctl.experiments.groups.group import (
     Bench,
-    Group,
+    TrialGroup,
     first_metric,
     refusal,
     running_requests,
@@ -223,7 +223,7 @@ def _tokens(replies: Sequence[Reply]) -> str:
     return f"{many} of {prompt:,} tokens cached"
 
 
-REUSE: Final = Group(
+REUSE: Final = TrialGroup(
     "reuse",
     "reuse",
     requests=_MOST_REQUESTS,

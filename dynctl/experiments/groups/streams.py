@@ -8,7 +8,7 @@ from statistics import median
 from typing import Final
 
 from dynctl.experiments.canary import Chat, Reply
-from dynctl.experiments.groups.group import Bench, Group, refusal, running_requests
+from dynctl.experiments.groups.group import Bench, TrialGroup, refusal, running_requests
 from dynctl.findings.runner import Check, Outcome, Passed, Skipped, Wrong, found
 
 _LONG: Final = 32
@@ -170,7 +170,7 @@ def _frees(facts: StreamFacts) -> Outcome:
     return Wrong((found(facts.model, gauge=cancel.gauge, took=took),))
 
 
-STREAMS: Final = Group(
+STREAMS: Final = TrialGroup(
     "streams",
     "streams",
     requests=2 * _PAIRS + 2,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dynctl.experiments.canary import Chat, Reply
-from dynctl.experiments.groups.group import Bench, Group, refusal, served_by
+from dynctl.experiments.groups.group import Bench, TrialGroup, refusal, served_by
 from dynctl.findings.runner import Check, Outcome, Passed, Skipped, Wrong, found
 
 _TEXTS: Final = 8
@@ -82,7 +82,7 @@ def _expected_count(facts: TokenFacts) -> Outcome:
     )
 
 
-TOKENS: Final = Group(
+TOKENS: Final = TrialGroup(
     "tokens",
     "tokens",
     requests=_TEXTS,

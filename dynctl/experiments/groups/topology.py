@@ -10,7 +10,7 @@ from typing import Final
 from dynctl.base.quantities import percent
 from dynctl.documents.workers import WorkerRow
 from dynctl.experiments.canary import Reply
-from dynctl.experiments.groups.group import NO_NAMES, Bench, Group, refusal
+from dynctl.experiments.groups.group import NO_NAMES, Bench, TrialGroup, refusal
 from dynctl.experiments.operator import UNREADABLE, FleetFacts
 from dynctl.experiments.shares import share_interval
 from dynctl.findings.runner import Check, Found, Outcome, Passed, Skipped, Wrong, found
@@ -187,7 +187,7 @@ def _pairs_of_places(pairs: Sequence[HandOff]) -> str:
     return ", ".join(listed[:8]) + more
 
 
-TOPOLOGY: Final = Group(
+TOPOLOGY: Final = TrialGroup(
     "topology",
     "topology",
     requests=_MOST,

@@ -25,7 +25,7 @@ _MOST_TURNS: Final = 16
 _MOST_PLACES: Final = 8
 
 
-class Place(NamedTuple):
+class TextPlace(NamedTuple):
     """Where a text was: after ``depth`` blocks, since the time ``at``, with the sequence hash
     ``block``."""
 
@@ -42,9 +42,9 @@ class Texts:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._places: dict[int, tuple[Place, ...]] = {}
+        self._places: dict[int, tuple[TextPlace, ...]] = {}
 
-    def note(self, tenant: str, local: int, place: Place) -> bool:
+    def note(self, tenant: str, local: int, place: TextPlace) -> bool:
         """Note a place of a text. Returns whether others had to make room."""
         key = _key(tenant, local)
         places = self._places.get(key, ())
@@ -59,7 +59,7 @@ class Texts:
             del self._places[oldest]
         return True
 
-    def before(self, tenant: str, local: int, at: float) -> tuple[Place, ...]:
+    def before(self, tenant: str, local: int, at: float) -> tuple[TextPlace, ...]:
         """The places of a text before a time, the latest last."""
         places = self._places.get(_key(tenant, local), ())
         return tuple(sorted((place for place in places if place.at < at), key=lambda p: p.at))
@@ -120,7 +120,7 @@ class Run(NamedTuple):
     start: int
     end: int
     known: bool
-    place: Place | None = None
+    place: TextPlace | None = None
 
     @property
     def shift(self) -> int:
@@ -135,7 +135,7 @@ class Run(NamedTuple):
         return begin < high and low < begin + self.end - self.start
 
 
-def runs_from(start: int, places: Sequence[Sequence[Place] | None]) -> list[Run]:
+def runs_from(start: int, places: Sequence[Sequence[TextPlace] | None]) -> list[Run]:
     """The runs of the blocks from ``start`` on.
 
     ``places``: of each block those in earlier prompts, the latest last; None: contents unknown.
@@ -151,7 +151,7 @@ def runs_from(start: int, places: Sequence[Sequence[Place] | None]) -> list[Run]
     return runs
 
 
-def _run_of(block: int, earlier: Sequence[Place] | None, last: Run | None) -> Run:
+def _run_of(block: int, earlier: Sequence[TextPlace] | None, last: Run | None) -> Run:
     """The run that a block continues, or begins."""
     if earlier:
         if last is not None and last.place is not None:

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, Final
 
 from dynctl.documents.recording import Changed
-from dynctl.health.hits.breaks import Place, Texts
+from dynctl.health.hits.breaks import TextPlace, Texts
 from dynctl.health.hits.past import Fate, RankHistory, RankKey, RecordedRouter
 from dynctl.health.hits.tiers import LowerBlocks
 from router_core import (
@@ -362,7 +362,7 @@ class Caches:
             fate.depth = depth
         if fate.depth >= 0:
             tenant = "" if fate.by is None else fate.by.arrived.tenant
-            if caches.texts.note(tenant, local, Place(fate.depth, fate.first_at, block)):
+            if caches.texts.note(tenant, local, TextPlace(fate.depth, fate.first_at, block)):
                 self.left_out["blocks whose contents were forgotten"] += 1
 
     def _note_twin(self, fate: Fate, block: int, at: float) -> None:

@@ -7,9 +7,9 @@ from typing import Final
 
 from dynctl.documents.prompt_parts import PartBreak, PartHolder, PromptPart, PromptParts
 from dynctl.health.hits.breaks import (
-    Place,
     Run,
     Segment,
+    TextPlace,
     cause_in,
     causes_of,
     changed_block,
@@ -36,7 +36,7 @@ def prompt_parts(
     size = hashes.block_size
     holders = [_holder(router, slot, hashes) for slot in slots_of(mask)]
     best = max((holder.blocks for holder in holders), default=0)
-    places: list[Sequence[Place]] = [()] * (len(hashes) - best)
+    places: list[Sequence[TextPlace]] = [()] * (len(hashes) - best)
     if best < len(hashes):
         places = _places(router, mask, hashes.local[best:])
     runs = runs_from(best, places)
@@ -69,10 +69,10 @@ def _holder(router: Router, slot: int, hashes: BlockHashes) -> PartHolder:
     return PartHolder(name_of_rank, device, host, disk)
 
 
-def _places(router: Router, mask: int, contents: Sequence[int]) -> list[Sequence[Place]]:
+def _places(router: Router, mask: int, contents: Sequence[int]) -> list[Sequence[TextPlace]]:
     """Where the index has equal contents: of each block its places, with the slot as ``at``."""
     wanted = set(contents)
-    places: dict[int, dict[int, Place]] = {}
+    places: dict[int, dict[int, TextPlace]] = {}
     for slot in slots_of(mask):
         known: dict[int, tuple[int, int]] = {}
         for event in router.index.stored_events(slot):
@@ -87,7 +87,7 @@ def _places(router: Router, mask: int, contents: Sequence[int]) -> list[Sequence
                 known[name] = (block, depth)
                 if local in wanted:
                     at = places.setdefault(local, {})
-                    at.setdefault(depth, Place(depth, float(slot), block))
+                    at.setdefault(depth, TextPlace(depth, float(slot), block))
     return [tuple(places.get(local, {}).values()) for local in contents]
 
 

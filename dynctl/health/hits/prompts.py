@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from dynctl.documents.hits import HitsBreak
 from dynctl.health.hits.breaks import (
-    Place,
     Run,
+    TextPlace,
     cause_in,
     causes_of,
     changed_block,
@@ -48,7 +48,7 @@ class PromptCauses:
             else:
                 self._judge_equal(runs, number, cause, place)
 
-    def _earlier(self, block: int) -> Sequence[Place] | None:
+    def _earlier(self, block: int) -> Sequence[TextPlace] | None:
         """Where earlier prompts of the tenant had the contents of a block; None: not known."""
         request = self._request
         fate = self._fates.get(request.hashes[block])
@@ -68,7 +68,7 @@ class PromptCauses:
             turns = (tokens for part, tokens in parts.items() if in_turns([part]))
             self._request.moved += sum(turns)
 
-    def _judge_equal(self, runs: Sequence[Run], number: int, cause: str, place: Place) -> None:
+    def _judge_equal(self, runs: Sequence[Run], number: int, cause: str, place: TextPlace) -> None:
         run = runs[number]
         block, earlier = self._first_difference(place)
         changed = changed_block(runs, number) if block == self._first else block
@@ -88,7 +88,7 @@ class PromptCauses:
         self._request.breaks.setdefault(cause, seen)
         self._add(run, cause, {part: (run.end - run.start) * self._size} if part else {})
 
-    def _first_difference(self, place: Place) -> tuple[int, str]:
+    def _first_difference(self, place: TextPlace) -> tuple[int, str]:
         """The first block that differs from the prompt that had a text, and that prompt's id; empty
         where it is unknown."""
         fate = self._fates.get(place.block)

@@ -22,7 +22,7 @@ from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions, OutputFormat
 from dynctl.documents.fleet_load import LastTest
 from dynctl.experiments.groups import change
-from dynctl.experiments.journal import Change, Journal
+from dynctl.experiments.journal import ChangeJournal, FleetChange
 from dynctl.experiments.shares import at_most_by_chance, share_interval
 from dynctl.findings.report import State
 from dynctl.screens.render import render_result
@@ -346,7 +346,7 @@ async def test_a_request_that_does_not_end_keeps_a_worker_from_draining(
 
 async def test_two_tests_do_not_change_one_server(tmp_path: Path):
     async with site(engines(2)) as fleet:
-        other = Journal(fleet.frontend.url, tmp_path)
+        other = ChangeJournal(fleet.frontend.url, tmp_path)
         other.open()
         with pytest.raises(UsageProblem, match="another test changes"):
             await result_of(fleet.frontend.url, changes=True, state=tmp_path)
@@ -409,12 +409,14 @@ async def test_a_value_that_somebody_changed_since_stays(tmp_path: Path):
     async with site(engines(2)) as fleet:
         url, busy = fleet.frontend.url, fleet.service.router.busy
         name = "active_decode_blocks_threshold"
-        journal = Journal(url, tmp_path)
+        journal = ChangeJournal(url, tmp_path)
         journal.open()
         _, load = await fleet.get("/v1/fleet")
         process = load["process"]
-        journal.add(Change("thresholds", "demo", {name: 0.5}, {name: 0.0}, 0.0, process))
-        journal.add(Change("thresholds", "demo", {name: 0.5}, {name: 0.7}, 0.0, "before restart"))
+        journal.add(FleetChange("thresholds", "demo", {name: 0.5}, {name: 0.0}, 0.0, process))
+        journal.add(
+            FleetChange("thresholds", "demo", {name: 0.5}, {name: 0.7}, 0.0, "before restart")
+        )
         journal.close()
         fleet.service.apply(ThresholdsSet("demo", {name: 0.7}))
         await result_of(url, only=("change",), changes=True, state=tmp_path)
@@ -425,10 +427,10 @@ async def test_a_value_that_somebody_changed_since_stays(tmp_path: Path):
 async def test_a_change_of_a_worker_that_left_stays_in_the_journal(tmp_path: Path):
     async with site(engines(2)) as fleet:
         url, (_, load) = fleet.frontend.url, await fleet.get("/v1/fleet")
-        journal = Journal(url, tmp_path)
+        journal = ChangeJournal(url, tmp_path)
         journal.open()
         before, after = {"cordoned": False}, {"cordoned": True}
-        journal.add(Change("cordon", "gone", {**before}, {**after}, 0.0, load["process"]))
+        journal.add(FleetChange("cordon", "gone", {**before}, {**after}, 0.0, load["process"]))
         journal.close()
         report = await result_of(url, only=("change",), changes=True, state=tmp_path)
     assert wrong(report) == {"DYE1005"}
@@ -466,7 +468,7 @@ async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 
 def test_a_journal_that_is_not_one_is_named(tmp_path: Path):
-    journal = Journal("http://127.0.0.1:1", tmp_path)
+    journal = ChangeJournal("http://127.0.0.1:1", tmp_path)
     journal.path.write_text("{}")
     with pytest.raises(UsageProblem, match="not a list of changes"):
         journal.left()

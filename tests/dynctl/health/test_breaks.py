@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from dynctl.documents.hits import HitsReport
 from dynctl.health.hits import hits
 from dynctl.health.hits.breaks import (
-    Place,
     Run,
+    TextPlace,
     Texts,
     causes_of,
     named_segments,
@@ -246,10 +246,10 @@ def test_parts_are_named_by_turn_and_what_is_before_them_is_the_templates() -> N
 # -- the pure part ------------------------------------------------------------------------
 
 
-def _places(texts: Sequence[int | None], earlier: Sequence[int]) -> list[list[Place] | None]:
-    at: dict[int, list[Place]] = {}
+def _places(texts: Sequence[int | None], earlier: Sequence[int]) -> list[list[TextPlace] | None]:
+    at: dict[int, list[TextPlace]] = {}
     for depth, text in enumerate(earlier):
-        at.setdefault(text, []).append(Place(depth, float(depth), depth))
+        at.setdefault(text, []).append(TextPlace(depth, float(depth), depth))
     return [None if text is None else at.get(text, []) for text in texts]
 
 
@@ -300,22 +300,22 @@ def test_a_history_whose_start_is_gone_is_no_change_in_front_and_the_reverse(
 
 def test_places_are_those_of_the_tenant_before_a_time_and_bounded() -> None:
     texts = Texts(most=10)
-    assert not texts.note("a", 7, Place(3, 2.0, 70))
-    assert not texts.note("a", 7, Place(3, 1.0, 71))
-    assert not texts.note("a", 7, Place(1, 5.0, 72))
-    assert texts.before("a", 7, 5.0) == (Place(3, 1.0, 71),)
-    assert texts.before("a", 7, 6.0) == (Place(3, 1.0, 71), Place(1, 5.0, 72))
+    assert not texts.note("a", 7, TextPlace(3, 2.0, 70))
+    assert not texts.note("a", 7, TextPlace(3, 1.0, 71))
+    assert not texts.note("a", 7, TextPlace(1, 5.0, 72))
+    assert texts.before("a", 7, 5.0) == (TextPlace(3, 1.0, 71),)
+    assert texts.before("a", 7, 6.0) == (TextPlace(3, 1.0, 71), TextPlace(1, 5.0, 72))
     assert texts.before("b", 7, 6.0) == ()
     for depth in range(100):
-        texts.note("a", 7, Place(depth, 9.0, 73))
+        texts.note("a", 7, TextPlace(depth, 9.0, 73))
     assert len(texts.before("a", 7, 10.0)) == 8
-    dropped = [texts.note("a", 1_000 + number, Place(0, 1.0, 1)) for number in range(30)]
+    dropped = [texts.note("a", 1_000 + number, TextPlace(0, 1.0, 1)) for number in range(30)]
     assert any(dropped)
     assert texts.before("a", 7, 10.0) == ()
 
 
 def test_a_shift_is_how_far_text_moved() -> None:
-    assert Run(5, 8, True, Place(9, 1.0, 1)).shift == 4
-    assert Run(5, 8, True, Place(9, 1.0, 1)).covers(11, 20)
-    assert not Run(5, 8, True, Place(9, 1.0, 1)).covers(12, 20)
+    assert Run(5, 8, True, TextPlace(9, 1.0, 1)).shift == 4
+    assert Run(5, 8, True, TextPlace(9, 1.0, 1)).covers(11, 20)
+    assert not Run(5, 8, True, TextPlace(9, 1.0, 1)).covers(12, 20)
     assert not Run(5, 8, True).covers(0, 20)
