@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from dynctl.base.errors import UsageProblem
+from dynctl.base.errors import UsageProblem, file_problem
 from dynctl.base.files import read_file, write_private_file
 
 _LARGEST: Final = 1 << 20
@@ -87,7 +87,8 @@ class ChangeJournal:
             lock = os.open(self._lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise UsageProblem(
-                f"--allow-changes: {self.path.parent} cannot be written: {error.strerror}",
+                f"--allow-changes: {self.path.parent} cannot be written: "
+                f"{file_problem(error, writing=True)}",
                 "changes are written down there first; set XDG_STATE_HOME to another directory",
             ) from None
         if not _take(lock):
@@ -110,7 +111,7 @@ class ChangeJournal:
         except FileNotFoundError:
             return ()
         except OSError as error:
-            raise UsageProblem(f"{self.path} cannot be read: {error.strerror}") from None
+            raise UsageProblem(f"{self.path} cannot be read: {file_problem(error)}") from None
         try:
             return msgspec.json.decode(data, type=_Form).changes
         except msgspec.MsgspecError as error:
@@ -135,7 +136,9 @@ class ChangeJournal:
                 with contextlib.suppress(FileNotFoundError):
                     self.path.unlink()
         except OSError as error:
-            raise UsageProblem(f"{self.path} cannot be written: {error.strerror}") from None
+            raise UsageProblem(
+                f"{self.path} cannot be written: {file_problem(error, writing=True)}"
+            ) from None
 
 
 def _take(lock: int) -> bool:

@@ -458,11 +458,10 @@ async def test_nothing_changes_where_several_frontends_answer(tmp_path: Path):
 
 
 async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(ConnectionError):
+    with contextlib.closing(writer), contextlib.suppress(ConnectionError):
         while data := await reader.read(65536):
             writer.write(data)
             await writer.drain()
-    writer.close()
     with contextlib.suppress(ConnectionError):
         await writer.wait_closed()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 
 import pytest
@@ -156,8 +157,8 @@ async def test_an_unknown_group_is_a_usage_problem():
 
 async def test_a_hanging_server_is_bounded():
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()  # until the client goes
-        writer.close()
+        with contextlib.closing(writer):
+            await reader.read()  # until the client goes, or the test ends
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]

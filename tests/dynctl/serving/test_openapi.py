@@ -77,6 +77,7 @@ async def test_answers_fit_the_schemas() -> None:
         sent: dict[str, dict[str, Any]] = {
             "/v1/route": chat,
             "/v1/workers": {"url": "http://127.0.0.1:9", "name": "b0"},
+            "/v1/test": {"passed": 1, "warnings": 0, "failed": 0, "skipped": 0, "model": "demo"},
         }
         names = {"model": "demo", "worker": "a0", "id": decided}
         for (method, path), kind in ANSWERS.items():
