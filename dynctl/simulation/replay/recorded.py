@@ -161,7 +161,10 @@ class _Workers:
             reasons = {
                 int(worker_id): str(why) for worker_id, why in registry["unavailable"].items()
             }
-            self.tiers |= {row["tier"] for row in state.snapshot.get("tiers", ())}
+            tiers = {row["tier"] for row in state.snapshot.get("tiers", ())}
+            if not all(isinstance(tier, str) for tier in tiers):
+                raise TypeError("a tier that is not a string")
+            self.tiers |= tiers
         except (KeyError, TypeError, ValueError, AttributeError, WorkerError) as error:
             raise WireError(str(self._path), f"a state with invalid workers: {error}") from None
         for worker_id in self._known.keys() - workers.keys():

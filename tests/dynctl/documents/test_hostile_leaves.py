@@ -144,6 +144,7 @@ def test_a_full_recording_is_read_in_every_way(tmp_path: Path) -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=st.sampled_from(LEAVES), value=st.sampled_from(HOSTILE_PACKED))
 @example(path=(0, 5, "router_mode"), value=None)
+@example(path=(1, 2, "tiers", 0, "tier"), value=None)
 @example(path=(5, 4, 3), value=None)  # a block below the device without its local hash
 def test_each_leaf_of_a_recording_is_refused_or_works(
     tmp_path: Path, path: tuple[Any, ...], value: Any
