@@ -55,6 +55,25 @@ Suppress: TypeAlias = Annotated[
         help="Suppress a check or a finding (repeatable): --suppress 'DYT0902=Pod my-*.prod'.",
     ),
 ]
+RecordedFiles: TypeAlias = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        metavar="FILE",
+        help="A recording (of several routers one each), or a trace.",
+        show_default=False,
+    ),
+]
+RecordFor: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--for",
+        metavar="DURATION",
+        help="Record a live router for this time, as 5m. [default: 1m]",
+    ),
+]
+SkipBad: TypeAlias = Annotated[
+    bool, typer.Option("--skip-bad", help="Leave damaged chunks and bad lines out.")
+]
 Model: TypeAlias = Annotated[
     str | None,
     typer.Option(

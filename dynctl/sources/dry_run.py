@@ -139,8 +139,8 @@ class DryRun:
             mask |= ranks & ~registry.roles[Role.DECODE] or ranks & registry.can_prefill
         sets = self._sets()
         hashes = self.hashes(next(iter(sets), None))
-        found = prompt_parts(self._router, self.model, mask, hashes, len(self.tokens), starts)
-        return msgspec.structs.replace(found, doubts=[*self._view.doubts, *self.doubts])
+        parts = prompt_parts(self._router, self.model, mask, hashes, len(self.tokens), starts)
+        return msgspec.structs.replace(parts, doubts=[*self._view.doubts, *self.doubts])
 
     def route(self) -> RouteResult:
         """Where the request would go, and why."""

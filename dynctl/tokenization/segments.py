@@ -76,7 +76,7 @@ def _starts(
 
 
 def segment_marks(tokenizer: ModelTokenizer) -> SegmentMarks:
-    """The headers of a model's template; those that cannot be told from text are left out.
+    """The headers of a model's template, except those that look like text.
 
     Renders a few short chats, so it does not belong on an event loop.
     """

@@ -7,7 +7,7 @@ import typer
 
 from dynctl.base.options import GlobalOptions
 from dynctl.cli.option_groups import only_given, with_options
-from dynctl.cli.shared_options import MinRate, seconds_of
+from dynctl.cli.shared_options import MinRate, RecordedFiles, RecordFor, SkipBad, seconds_of
 
 _TRACE = "Simulated fleet of a trace"
 
@@ -72,22 +72,8 @@ _TRACE_OPTIONS = only_given(
 def hits(
     options: GlobalOptions,
     *,
-    files: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="FILE",
-            help="A recording (of several routers one each), or a trace.",
-            show_default=False,
-        ),
-    ] = None,
-    length: Annotated[
-        str | None,
-        typer.Option(
-            "--for",
-            metavar="DURATION",
-            help="Record a live router for this time, as 5m. [default: 1m]",
-        ),
-    ] = None,
+    files: RecordedFiles = None,
+    length: RecordFor = None,
     record: Annotated[
         Path | None,
         typer.Option(
@@ -119,9 +105,7 @@ def hits(
         ),
     ] = False,
     min_rate: MinRate = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave damaged chunks and bad lines out.")
-    ] = False,
+    skip_bad: SkipBad = False,
     simulated: dict[str, Any],
 ) -> int:
     """Show why the prefix hit rate is what it is, and the largest losses that you can avoid.

@@ -1,34 +1,19 @@
 """`dynctl hot`."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from dynctl.base.options import GlobalOptions
-from dynctl.cli.shared_options import seconds_of
+from dynctl.cli.shared_options import RecordedFiles, RecordFor, SkipBad, seconds_of
 from dynctl.documents.hot import DEFAULT_TOP, MOST_TOP
 
 
 def hot(
     options: GlobalOptions,
     *,
-    files: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="FILE",
-            help="A recording (of several routers one each), or a trace.",
-            show_default=False,
-        ),
-    ] = None,
-    length: Annotated[
-        str | None,
-        typer.Option(
-            "--for",
-            metavar="DURATION",
-            help="Record a live router for this time, as 5m. [default: 1m]",
-        ),
-    ] = None,
+    files: RecordedFiles = None,
+    length: RecordFor = None,
     top: Annotated[
         int, typer.Option("--top", metavar="N", min=1, max=MOST_TOP, help="Prefixes to show.")
     ] = DEFAULT_TOP,
@@ -43,9 +28,7 @@ def hot(
     end: Annotated[
         str | None, typer.Option("--to", metavar="TIME", help="Count requests before this time.")
     ] = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave damaged chunks and bad lines out.")
-    ] = False,
+    skip_bad: SkipBad = False,
 ) -> int:
     """Show the prefixes that requests share most, and on how many workers each of them is.
 
