@@ -75,12 +75,13 @@ PARALLEL := --numprocesses logical --dist worksteal
 # fails is run once more, at most three tests of a run; the end of the run shows why they failed first.
 AGAIN := --reruns 1 --reruns-delay 10 --max-suite-reruns 3
 
-test: $(VENV)/.dev-stamp  ## the tests (ARGS="-k name" to choose)
-	$(BIN)/python -m pytest $(PARALLEL) $(AGAIN) $(ARGS)
+# Examples of property tests: quick, thorough or explore.
+PROFILE ?=
+test: $(VENV)/.dev-stamp  ## the tests (ARGS="-k name" to choose; PROFILE=thorough: with those of test-thorough)
+	$(if $(PROFILE),HYPOTHESIS_PROFILE=$(PROFILE) )$(BIN)/python -m pytest $(PARALLEL) $(AGAIN) $(ARGS)
 
-PROFILE ?= thorough
 test-thorough: $(VENV)/.dev-stamp  ## property tests with ten times the examples
-	HYPOTHESIS_PROFILE=$(PROFILE) $(BIN)/python -m pytest $(PARALLEL) $(AGAIN) -m hypothesis $(ARGS)
+	HYPOTHESIS_PROFILE=$(or $(PROFILE),thorough) $(BIN)/python -m pytest $(PARALLEL) $(AGAIN) -m hypothesis $(ARGS)
 
 MESSAGES ?= 1000000
 fuzz: $(VENV)/.dev-stamp  ## mutated messages for every decoder and endpoint (MESSAGES=1000000, ARGS="--seed 2")

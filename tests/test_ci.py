@@ -18,6 +18,9 @@ case "$*" in $HANGS) sleep 100 & wait;; esac
 echo "- $*" >> "$TAKEN"
 """
 
+TESTS = "test PROFILE=thorough"
+"""Runs what `make test` and `make test-thorough` would run one after the other."""
+
 
 class Run:
     """`.ci/run`, with suites that fail and hang by their patterns of a shell."""
@@ -81,9 +84,9 @@ def test_a_signal_interrupts_what_runs_and_starts_nothing_more(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     run = Run(tmp_path, hangs="test*")
-    until_now(lambda: {"+ test", "+ test-browser"} <= set(run.taken()))
+    until_now(lambda: {f"+ {TESTS}", "+ test-browser"} <= set(run.taken()))
     run.process.send_signal(number)
     run.end()
     assert run.process.returncode == code
-    assert {"interrupted test", "interrupted test-browser"} <= set(run.taken())
-    assert not {"+ test-thorough", "+ test-chaos", "+ bench-guard"} & set(run.taken())
+    assert {f"interrupted {TESTS}", "interrupted test-browser"} <= set(run.taken())
+    assert not {"+ test-kube", "+ test-chaos", "+ bench-guard"} & set(run.taken())
