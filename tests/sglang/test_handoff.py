@@ -22,7 +22,14 @@ from tests.vllm.traffic import mixed, words
 from tests.waiting import until_now
 
 TRANSFER = ("--disaggregation-transfer-backend", "mooncake")
-OVER_TCP = {"MOONCAKE_PROTOCOL": "tcp", "SGLANG_HOST_IP": "127.0.0.1"}
+OVER_TCP = {
+    "MOONCAKE_PROTOCOL": "tcp",
+    "SGLANG_HOST_IP": "127.0.0.1",
+    # Mooncake sends each part of a request's metadata on its own. The decode engine waits for one
+    # of them, the room: on a busy machine it reads cached_tokens before they arrive. With this the
+    # parts arrive in order.
+    "SGLANG_MOONCAKE_SEND_AUX_TCP": "1",
+}
 
 
 @pytest.fixture(scope="module")
