@@ -5,6 +5,7 @@ One test for each router, as each takes seconds to start: its engines get one fa
 
 from __future__ import annotations
 
+import re
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -96,9 +97,12 @@ async def test_a_router_is_quiet_and_each_fault_of_its_engines_is_named(name: st
 
 @pytest.mark.skipif("smg" not in ROUTERS, reason="smg, which starts fastest, is not installed")
 async def test_a_router_that_does_not_look_at_prompts(tmp_path: Path):
+    """It has no gauge of its requests, so the load of others may be the cause."""
     async with (
         engines_alone({}, {}) as engines,
         router_before("smg", [engine.url for engine in engines], tmp_path, "round_robin") as url,
     ):
         report = await result_of(url, only=("reuse",), model="demo")
-    assert wrong(report) == {"DYE0402"}
+    assert wrong(report) == set()
+    doubt = next(check.message for check in report.checks if check.code == "DYE0402")
+    assert re.match(r"\d of 8 repeats: the router does not read caches, or load decided", doubt)

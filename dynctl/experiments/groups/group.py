@@ -109,6 +109,18 @@ async def running_requests(client: CanaryClient) -> tuple[str, float]:
     return await first_metric(client, _RUNNING)
 
 
+async def count_running(bench: Bench) -> float | None:
+    """The requests that run now, by the workers' rows, else by the server's gauge; None where both
+    are unknown."""
+    fleet = None
+    if bench.subject.fleet is not None:
+        fleet = await bench.operator.fleet(bench.subject.model)
+    if fleet is not None:
+        return fleet.active_requests
+    gauge, running = await running_requests(bench.client)
+    return running if gauge else None
+
+
 async def first_metric(client: CanaryClient, names: Sequence[str]) -> tuple[str, float]:
     """The first of these metrics that the server has, and its sum; empty and 0 without one."""
     text = await client.metrics()

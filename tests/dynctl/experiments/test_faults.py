@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 
 from dynctl.experiments.groups.all import GROUPS
+from dynctl.findings.report import State
 from dynctl.serving.http.server import build_frontend
 from dynctl.serving.routing.config import FrontendConfig
 from dynctl.simulation.engine.config import EngineConfig, Faults
@@ -324,6 +325,16 @@ class RoundRobin(Fault):
 
     def place(self, body: Body, servers: int) -> int:
         return next(self.number) % servers
+
+
+async def not_found(_: web.Request) -> web.Response:
+    return error(404, "not found")
+
+
+class WithoutGauges(RoundRobin):
+    """One whose address has no metrics."""
+
+    routes = (web.get("/metrics", not_found),)
 
 
 class ByPrompt(Fault):
@@ -641,6 +652,15 @@ async def test_a_fault_is_named_by_its_codes_alone(case: Case, tmp_path: Path):
     async with case.fleet(tmp_path) as url:
         report = await result_of(url, only=(case.group,), model="demo", **case.options)
     assert wrong(report) == case.codes, [check for check in report.checks if check.findings]
+
+
+async def test_misses_are_a_doubt_where_nothing_shows_the_load_of_others(tmp_path: Path):
+    """The same router is a fault (above) where gauges show that no other request runs."""
+    async with balanced(WithoutGauges, {}, {})(tmp_path) as url:
+        report = await result_of(url, only=("reuse",), model="demo")
+    check = next(check for check in report.checks if check.code == "DYE0402")
+    assert (check.state, wrong(report)) == (State.SKIP, set())
+    assert "nothing shows whether other requests run" in check.message
 
 
 def test_every_check_has_a_fault_here_and_the_kinds_are_many():
