@@ -14,7 +14,7 @@ from dynctl.documents.workers import WorkerRow
 from dynctl.experiments.journal import ChangeJournal, FleetChange, Values
 from dynctl.experiments.operator import Operator
 
-_NOTE: Final = "dynctl test lowers it for some seconds"
+_NOTE: Final = "dynctl test sets it for some seconds"
 _READINGS: Final = 8
 """Each has a connection of its own; of two frontends, one answers all of them in 1 of 128 cases."""
 _NOT_ALLOWED: Final = "--allow-changes is not set"

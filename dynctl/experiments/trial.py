@@ -76,7 +76,7 @@ def announcement(wanted: TrialOptions) -> str:
     generated = 1 + sum(group.generated for group in groups)
     changed = "nothing is changed"
     if wanted.changes:
-        changed = "a threshold is set to 0 and a worker is cordoned for some seconds, then put back"
+        changed = "a threshold is set and a worker is cordoned for some seconds, then put back"
     again = (
         "" if wanted.wait is None else f", again and again for {wanted.wait:g} s until it passes"
     )

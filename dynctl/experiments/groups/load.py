@@ -1,7 +1,8 @@
-"""Group "load": a busy worker is passed over, and busy thresholds act."""
+"""Group "load": busy workers are passed over, thresholds act, and the queue keeps its order."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -15,8 +16,14 @@ from dynctl.experiments.groups.group import (
     NO_NAMES,
     Bench,
     TrialGroup,
+    count_running,
     refusal,
-    running_requests,
+)
+from dynctl.experiments.groups.queue_order import (
+    QUEUE_REQUESTS,
+    QueueOrder,
+    higher_is_first,
+    try_queue_order,
 )
 from dynctl.experiments.operator import UNREADABLE, FleetFacts
 from dynctl.experiments.shares import at_most_by_chance
@@ -28,6 +35,12 @@ _HELD: Final = 3
 """Streams that run at a time; the fourth request in flight is the one that is judged."""
 _HELD_TOKENS: Final = 128
 _HELD_WORDS: Final = 200
+_ROOMY_TOKENS: Final = 64
+"""Of the stream that runs while the threshold is above the load."""
+_ROOMY_PROBES: Final = 3
+_MOST_PROBE_TOKENS: Final = 256
+_SHOWN_S: Final = 0.5
+"""Until the frontend shows what a new threshold does."""
 _SCOUTS: Final = 8
 """Requests that find workers where the server does not list them."""
 _PROBES: Final = 16
@@ -76,16 +89,33 @@ class PassedOver:
 
 @dataclass(frozen=True, slots=True)
 class Limited:
-    """With a threshold of 0: ``held``, the workers with a stream, and the requests sent meanwhile.
+    """With the threshold ``below`` what the workers with a stream hold, a share of their KV blocks.
 
-    ``busy``: the frontend showed these workers as busy. ``after``: a request with the former value.
+    ``held``: these workers. ``busy``: the frontend showed them as busy. ``probes``: sent meanwhile.
+    ``after``: a request with the former value. ``roomy``: with a threshold above what they hold.
     """
 
     held: frozenset[Place]
     workers: int
+    below: float
     busy: bool
     probes: Sequence[Probe] = ()
     after: Reply | None = None
+    roomy: Roomy | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Roomy:
+    """With the threshold ``above`` what each worker can hold during the test.
+
+    ``busy``: names of workers that the frontend showed as busy although no number of theirs is over
+    it. ``over``: a number of a worker was. ``replies``: to requests that were sent meanwhile.
+    """
+
+    above: float
+    busy: Sequence[str] = ()
+    over: bool = False
+    replies: Sequence[Reply] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +123,14 @@ class LoadFacts:
     model: str
     passed_over: PassedOver | Skipped
     limited: Limited | Skipped
+    order: QueueOrder | Skipped
 
 
 async def _gather(bench: Bench) -> LoadFacts:
     passed_over = await _pass_over(bench)
     limited = await _limit(bench)
-    return LoadFacts(bench.subject.model, passed_over, limited)
+    order = await try_queue_order(bench)
+    return LoadFacts(bench.subject.model, passed_over, limited, order)
 
 
 # -- a busy worker ---------------------------------------------------------------------------------
@@ -112,7 +144,7 @@ async def _pass_over(bench: Bench) -> PassedOver | Skipped:
     if skipped is not None or ranks < 2:
         return skipped or Skipped("one worker answers: no other can be chosen")
     shared = False
-    async with _held(bench, min(_HELD, ranks - 1)) as streams:
+    async with _held(bench, min(_HELD, ranks - 1), _HELD_TOKENS) as streams:
         probes: list[Probe] = []
         while len(probes) < _PROBES and (sent := await _probe(bench, streams, 1)):
             probes += sent
@@ -127,22 +159,10 @@ async def _is_shared(bench: Bench, streams: int) -> bool:
     Read twice: a request that just ended may still be counted.
     """
     for _ in range(2):
-        if await _count_running(bench) <= streams:
+        if (await count_running(bench) or 0.0) <= streams:
             return False
         await bench.pause(_STEP_S)
     return True
-
-
-async def _count_running(bench: Bench) -> float:
-    """The requests that run now, by the workers' rows, else by the server's gauge; 0 where both
-    are unknown."""
-    fleet = None
-    if bench.subject.fleet is not None:
-        fleet = await bench.operator.fleet(bench.subject.model)
-    if fleet is not None:
-        return fleet.active_requests
-    _, running = await running_requests(bench.client)
-    return running
 
 
 def _unnamed(bench: Bench) -> Skipped | None:
@@ -179,14 +199,14 @@ def _is_bound(fleet: FleetFacts) -> bool:
 
 
 @asynccontextmanager
-async def _held(bench: Bench, number: int) -> AsyncIterator[list[HeldStream]]:
-    """Streams that run, at most ``number``; they are ended afterwards."""
+async def _held(bench: Bench, number: int, tokens: int) -> AsyncIterator[list[HeldStream]]:
+    """At most ``number`` streams of ``tokens`` that run; they are ended afterwards."""
     streams: list[HeldStream] = []
     exactly = True
     try:
         while len(streams) < number + (not exactly):
             chat = bench.chat(bench.prompts.fresh(_HELD_WORDS))
-            chat = replace(chat, tokens=_HELD_TOKENS, stream=True, exactly=exactly)
+            chat = replace(chat, tokens=tokens, stream=True, exactly=exactly)
             streams.append(await bench.client.hold_stream(chat))
             exactly = exactly and not _is_refused(streams[-1])
         yield streams
@@ -258,17 +278,81 @@ async def _limit(bench: Bench) -> Limited | Skipped:
     if fleet.ranks() > len(answering):
         return Skipped("a worker with several data-parallel ranks is busy when all of them are")
     if await _is_shared(bench, 0):
-        return Skipped("other requests run in this fleet, which a threshold of 0 would refuse")
-    model, number = answering[0].model, min(_HELD, len(answering))
+        return Skipped("other requests run in this fleet, which a low threshold would refuse")
     try:
-        async with _held(bench, number) as streams, changes.thresholds(model, {_THRESHOLD: 0.0}):
+        limited = await _limit_below(bench, answering)
+        if not limited.held or not limited.busy:
+            return limited
+        return replace(limited, roomy=await _limit_above(bench, limited))
+    except DynctlError as error:
+        return Skipped(f"the threshold cannot be changed: {error.message}", unread=True)
+
+
+async def _limit_below(bench: Bench, answering: Sequence[WorkerRow]) -> Limited:
+    """Streams run, and the threshold is just below what they hold. Raises DynctlError."""
+    model, number = answering[0].model, min(_HELD, len(answering))
+    async with _held(bench, number, _HELD_TOKENS) as streams:
+        below = await _share_below(bench, streams)
+        async with bench.changes.thresholds(model, {_THRESHOLD: below}):
             held = _busy(streams)
             busy = await _shown_busy(bench, held)
             probes = await _probe(bench, streams, _LIMIT_PROBES) if busy else []
-    except DynctlError as error:
-        return Skipped(f"the threshold cannot be changed: {error.message}", unread=True)
     after = await bench.client.chat(bench.chat(bench.prompts.fresh(_WORDS)))
-    return Limited(held, len(answering), busy, probes, after)
+    return Limited(held, len(answering), below, busy, probes, after)
+
+
+async def _share_below(bench: Bench, streams: Sequence[HeldStream]) -> float:
+    """Half a block less than the router counts on each worker with a stream, as a share of its
+    blocks. 0 where that is unknown, or would not hold until the streams end."""
+    counts = Counter(place for stream in streams for place in _busy([stream]))
+    rows = {row.worker_id: row for row in await _answering(bench)}
+    if not counts or max(counts.values()) > 1 or any(worker not in rows for worker, _ in counts):
+        return 0.0
+    return max(0.0, min(_share(rows[worker], _booked(rows[worker]) - 0.5) for worker, _ in counts))
+
+
+async def _limit_above(bench: Bench, limited: Limited) -> Roomy | None:
+    """A stream runs, and the threshold is just above what each worker can hold until it ends; None
+    where none can be. Raises DynctlError."""
+    more = _ROOMY_TOKENS + ((limited.after and limited.after.prompt_tokens) or _MOST_PROBE_TOKENS)
+    async with _held(bench, 1, _ROOMY_TOKENS):
+        rows = await _answering(bench)
+        above = max(
+            (_share(row, _high(row) + more / row.block_size + 2) for row in rows), default=2
+        )
+        if above > 1.0:
+            return None
+        async with bench.changes.thresholds(rows[0].model, {_THRESHOLD: above}):
+            await bench.pause(_SHOWN_S)
+            busy = [row for row in await _answering(bench) if row.busy]
+            if any(_share(row, _high(row)) > above for row in busy):
+                return Roomy(above, over=True)
+            text = bench.prompts.fresh(_WORDS)
+            replies = [await bench.client.chat(bench.chat(text)) for _ in range(_ROOMY_PROBES)]
+    return Roomy(above, [row.name for row in busy], replies=replies)
+
+
+async def _answering(bench: Bench) -> list[WorkerRow]:
+    """The workers that may generate answers; none where they are unknown."""
+    fleet = await bench.operator.fleet(bench.subject.model)
+    return [] if fleet is None else fleet.answering()
+
+
+def _share(row: WorkerRow, blocks: float) -> float:
+    """``blocks`` as a share of a worker's KV blocks."""
+    return blocks / max(1, int(row.runtime_config["total_kv_blocks"]))
+
+
+def _booked(row: WorkerRow) -> float:
+    """The blocks that the router counts on a worker with one rank."""
+    return max((rank.active_decode_blocks for rank in row.ranks), default=0.0)
+
+
+def _high(row: WorkerRow) -> float:
+    """The most blocks that the router counts or the worker reports."""
+    reports = [rank.reported for rank in row.ranks]
+    used = [max(load.active_decode_blocks or 0, load.kv_used_blocks or 0) for load in reports]
+    return max([_booked(row), *used])
 
 
 async def _shown_busy(bench: Bench, held: frozenset[Place]) -> bool:
@@ -289,35 +373,61 @@ def _acts(facts: LoadFacts) -> Outcome:
         return limited
     if not limited.held:
         return Skipped(f"streams of {_HELD_TOKENS} tokens end before the threshold is set")
+    if seen := _acts_wrongly_below(limited):
+        return Wrong((found(facts.model, value=f"{limited.below:.4g}", seen=seen),))
+    roomy = limited.roomy
+    if roomy is not None and (seen := _acts_wrongly_above(roomy)):
+        return Wrong((found(facts.model, value=f"{roomy.above:.4g}", seen=seen),))
+    above = "" if roomy is None or roomy.over else f"; free at {roomy.above:.4g}"
+    return _keeps_away(limited, f"at {limited.below:.4g}: ", above)
+
+
+def _acts_wrongly_below(limited: Limited) -> str:
+    """What is wrong while the threshold is below the load; empty if nothing."""
     if not limited.busy:
-        seen = f"{len(limited.held)} workers with a running request are not busy after 2 s"
-        return Wrong((found(facts.model, seen=seen),))
+        return f"{len(limited.held)} workers with a running request are not busy after 2 s"
     let = [probe for probe in limited.probes if probe.at_busy and probe.reply.answered]
     if let:
-        seen = f"{len(let)} of {len(limited.probes)} requests went to a busy worker"
-        return Wrong((found(facts.model, seen=seen),))
+        return f"{len(let)} of {len(limited.probes)} requests went to a busy worker"
     if limited.after is None or not limited.after.answered:
-        return Wrong((found(facts.model, seen=f"with the former value again: {limited.after}"),))
+        return f"with the former value again: {limited.after}"
+    return ""
+
+
+def _acts_wrongly_above(roomy: Roomy) -> str:
+    """What is wrong while the threshold is above the load; empty if nothing."""
+    if roomy.busy:
+        return f"{', '.join(roomy.busy[:4])} hold fewer blocks and are busy"
+    refused = [reply for reply in roomy.replies if reply.status in _REFUSED]
+    return f"{len(refused)} of {len(roomy.replies)} requests: {refused[0]}" if refused else ""
+
+
+def _keeps_away(limited: Limited, below: str, above: str) -> Outcome:
+    """Whether the requests below the load show that the threshold keeps them away."""
+    number = len(limited.probes)
     refused = [probe for probe in limited.probes if probe.reply.status in _REFUSED]
     if refused:
         return Passed(
-            f"{len(refused)} of {len(limited.probes)} requests refused: {refused[0].reply}"
+            f"{below}{len(refused)} of {number} requests refused: {refused[0].reply}{above}"
         )
-    chance = len(limited.held) / limited.workers
-    if at_most_by_chance(0, len(limited.probes), chance) > _LEAST_EVIDENCE:
-        return Skipped(
-            f"no request of {len(limited.probes)} went to a busy worker: chance explains it"
-        )
-    return Passed(
-        f"no request of {len(limited.probes)} went to a busy one of {limited.workers} workers"
-    )
+    if at_most_by_chance(0, number, len(limited.held) / limited.workers) > _LEAST_EVIDENCE:
+        return Skipped(f"no request of {number} went to a busy worker: chance explains it")
+    text = f"no request of {number} went to a busy one of {limited.workers} workers"
+    return Passed(f"{below}{text}{above}")
 
+
+_SINGLES: Final = _SCOUTS + _PROBES + _LIMIT_PROBES + 1 + _ROOMY_PROBES + QUEUE_REQUESTS
+"""Requests of one generated token, at most."""
 
 LOAD: Final = TrialGroup(
     "load",
     "load",
-    requests=_SCOUTS + _PROBES + _LIMIT_PROBES + 2 * (_HELD + 1) + 1,
-    generated=_SCOUTS + _PROBES + _LIMIT_PROBES + 2 * (_HELD + 1) * _HELD_TOKENS + 1,
+    requests=_SINGLES + 2 * (_HELD + 1) + 2,
+    generated=_SINGLES + 2 * (_HELD + 1) * _HELD_TOKENS + 2 * _ROOMY_TOKENS,
     gather=_gather,
-    checks=(Check("DYE0801", _passes_over), Check("DYE0802", _acts)),
+    checks=(
+        Check("DYE0801", _passes_over),
+        Check("DYE0802", _acts),
+        Check("DYE0803", lambda facts: higher_is_first(facts.order)),
+    ),
 )

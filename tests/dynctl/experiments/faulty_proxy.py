@@ -23,9 +23,11 @@ class Fault:
     ``request`` changes the body of a chat, or returns the response to send. ``answer`` changes the
     document of a whole answer, ``events`` the lines of a stream; where it raises ConnectionError,
     the connection is cut. ``place`` chooses one of several servers. ``routes``: further ones.
+    ``headers``: those of a whole answer that are passed on.
     """
 
     routes: Sequence[web.RouteDef] = ()
+    headers: Sequence[str] = ()
 
     def __init__(self) -> None:
         self.number = count()
@@ -150,7 +152,9 @@ class _Proxy:
             document = await answer.json()
             if answer.status == 200:
                 self._fault.answer(document)
-            return web.json_response(document, status=answer.status)
+            names = self._fault.headers
+            kept = {name: answer.headers[name] for name in names if name in answer.headers}
+            return web.json_response(document, status=answer.status, headers=kept)
         return await self._stream(request, answer)
 
     async def _stream(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import sys
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,9 @@ from dynctl.sources.client import AsyncFrontendClient
 from dynctl.sources.http import async_client
 from dynctl.top.header import last_test
 from router_core import RouterConfig, ThresholdsSet
+from router_core.busy import BusyTracker, Thresholds
+from router_core.router_queue import QueueEntry
+from router_core.workers import ModelRuntimeConfig
 from tests.dynctl.experiments.faulty_proxy import Body, Fault, error, faulty_proxy, first_text
 from tests.dynctl.experiments.trials import result_of, states, wrong
 from tests.dynctl.serving.fleets import Site, site, until
@@ -164,10 +169,13 @@ def engines(number: int, **settings: Any) -> list[dict[str, Any]]:
     return [{"name": f"e{place}", **SLOW, **settings} for place in range(number)]
 
 
+SKIPPED_LOAD = {"DYE0802": State.SKIP, "DYE0803": State.SKIP}
+
+
 async def test_busy_workers_are_passed_over():
     async with site(engines(3)) as fleet:
         report = await result_of(fleet.frontend.url, only=("load",))
-    assert states(report) == {"DYE0801": State.PASS, "DYE0802": State.SKIP}
+    assert states(report) == {"DYE0801": State.PASS, **SKIPPED_LOAD}
     assert messages(report)["DYE0801"].startswith("0 of ")
     assert "--allow-changes" in messages(report)["DYE0802"]
 
@@ -183,7 +191,7 @@ async def test_ranks_of_one_worker_are_places_of_their_own(tmp_path: Path):
     async with site(engines(1, data_parallel_size=3)) as fleet:
         url = fleet.frontend.url
         report = await result_of(url, only=("load",), changes=True, state=tmp_path)
-    assert states(report) == {"DYE0801": State.PASS, "DYE0802": State.SKIP}
+    assert states(report) == {"DYE0801": State.PASS, **SKIPPED_LOAD}
     assert "of 3 workers" in messages(report)["DYE0801"]
     assert "data-parallel" in messages(report)["DYE0802"]
 
@@ -222,6 +230,8 @@ async def test_a_threshold_acts_and_is_put_back(number: int, tmp_path: Path):
         held = fleet.service.router.busy.thresholds("demo")
     assert states(report)["DYE0802"] is State.PASS
     assert ("refused: 529" in messages(report)["DYE0802"]) == (number == 2)
+    below, above = map(float, re.findall(r"at (0\.\d+)", messages(report)["DYE0802"]))
+    assert 0 < below < above < 2 * below
     assert held.active_decode_blocks_threshold is None
     assert not journals(tmp_path)
 
@@ -250,6 +260,93 @@ async def test_a_threshold_without_effect_is_found(tmp_path: Path):
     ):
         report = await result_of(url, only=("load",), changes=True, state=tmp_path)
     assert wrong(report) == {"DYE0802"}
+
+
+@pytest.mark.parametrize(
+    ("factor", "seen"), [(10.0, "not busy after 2 s"), (0.1, "hold fewer blocks and are busy")]
+)
+async def test_a_threshold_that_acts_at_another_value_is_found(
+    factor: float, seen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The router compares with the blocks of a larger or smaller cache."""
+    is_over = BusyTracker._is_over
+
+    def is_over_another(
+        self: BusyTracker, slot: int, config: ModelRuntimeConfig, thresholds: Thresholds
+    ) -> bool:
+        blocks = round((config.total_kv_blocks or 0) * factor)
+        return is_over(self, slot, replace(config, total_kv_blocks=blocks), thresholds)
+
+    monkeypatch.setattr(BusyTracker, "_is_over", is_over_another)
+    async with site(engines(2)) as fleet:
+        url = fleet.frontend.url
+        report = await result_of(url, only=("load",), changes=True, state=tmp_path)
+        held = fleet.service.router.busy.thresholds("demo")
+    assert wrong(report) == {"DYE0802"}
+    finding = next(check for check in report.checks if check.code == "DYE0802").findings[0]
+    assert seen in finding.value
+    assert held.active_decode_blocks_threshold is None
+
+
+QUEUE = RouterConfig(router_queue_threshold=0.01)
+"""Requests wait above 81 active prompt tokens of a worker."""
+SLOW_PREFILL = {"prefill_tokens_per_s": 1000.0}
+
+
+async def test_of_two_that_wait_the_higher_priority_is_first():
+    async with site(engines(2, **SLOW_PREFILL), router=QUEUE) as fleet:
+        report = await result_of(fleet.frontend.url, only=("load",))
+    assert states(report)["DYE0803"] is State.PASS, messages(report)
+    assert "priority 100 waited" in messages(report)["DYE0803"]
+
+
+async def test_prefill_workers_have_the_queue():
+    workers = [
+        {"name": name, "role": role, **SLOW, **SLOW_PREFILL}
+        for name, role in (("p0", "prefill"), ("d0", "decode"))
+    ]
+    async with site(workers, router=QUEUE) as fleet:
+        report = await result_of(fleet.frontend.url, only=("load",))
+    assert messages(report)["DYE0803"].startswith("p0: priority 100")
+
+
+class DropsHints(Fault):
+    """The hints of a request do not reach the router."""
+
+    headers = ("x-dynctl-decision",)
+
+    def request(self, body: Body) -> web.Response | None:
+        body.get("nvext", {}).pop("agent_hints", None)
+        return None
+
+
+async def test_a_priority_that_is_lost_on_the_way_is_found():
+    async with (
+        site(engines(1, **SLOW_PREFILL), router=QUEUE) as fleet,
+        faulty_proxy(fleet.frontend.url, DropsHints()) as url,
+    ):
+        report = await result_of(url, only=("load",))
+    assert wrong(report) == {"DYE0803"}
+    finding = next(check for check in report.checks if check.code == "DYE0803").findings[0]
+    assert "priority 0" in finding.value
+
+
+async def test_a_queue_that_ignores_priorities_is_found(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(QueueEntry, "key", property(lambda entry: (0.0, 0.0, entry.number)))
+    async with site(engines(1, **SLOW_PREFILL), router=QUEUE) as fleet:
+        report = await result_of(fleet.frontend.url, only=("load",))
+    assert wrong(report) == {"DYE0803"}
+    finding = next(check for check in report.checks if check.code == "DYE0803").findings[0]
+    assert "left after" in finding.value
+
+
+async def test_a_queue_that_is_off_or_out_of_reach_is_skipped():
+    async with site(engines(1)) as fleet:
+        off = await result_of(fleet.frontend.url, only=("load",))
+    async with site(engines(1), router=RouterConfig(router_queue_threshold=4.0)) as fleet:
+        far = await result_of(fleet.frontend.url, only=("load",))
+    assert "the router queue is off" in messages(off)["DYE0803"]
+    assert "above 32,768 active prompt tokens" in messages(far)["DYE0803"]
 
 
 # -- change ----------------------------------------------------------------------------------------
@@ -395,10 +492,10 @@ async def test_a_threshold_of_a_killed_test_is_put_back(tmp_path: Path):
         url, busy = fleet.frontend.url, fleet.service.router.busy
         fleet.service.apply(ThresholdsSet("demo", {name: 0.85}))
         process = await start_test(url, tmp_path, "load")
-        await until(lambda: busy.thresholds("demo").active_decode_blocks_threshold == 0.0, 30)
+        await until(lambda: busy.thresholds("demo").active_decode_blocks_threshold != 0.85, 30)
         process.kill()
         await process.wait()
-        assert busy.thresholds("demo").active_decode_blocks_threshold == 0.0
+        assert busy.thresholds("demo").active_decode_blocks_threshold != 0.85
         report = await result_of(url, only=("limits",), state=state, changes=True)
         assert busy.thresholds("demo").active_decode_blocks_threshold == 0.85
     assert "put back" in report.sources[1]
