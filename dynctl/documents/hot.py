@@ -24,7 +24,8 @@ class HotPrefix(msgspec.Struct, frozen=True):
     ``tenant``: a digest of the cache salt, empty without one. ``share``: of all prompt tokens,
     those of its ``requests`` in its own tokens. ``reused_tokens``: what engines reported of these,
     None where no engine of its requests reported any. ``copies``: workers that have all of it now,
-    ``workers`` their names; None where no worker reports KV events. ``missed``: requests that went
+    ``workers`` their names; None where no worker reports KV events. ``bytes``: the KV cache of one
+    copy, on all layers; None where its size is unknown. ``missed``: requests that went
     to a worker without all of it while another one had it; ``missed_by_load``: those of them whose
     choice the load of that worker decided. ``examples``: ids of requests.
     """
@@ -38,6 +39,7 @@ class HotPrefix(msgspec.Struct, frozen=True):
     share: float
     reused_tokens: int | None = None
     copies: int | None = None
+    bytes: int | None = None
     workers: list[str] = []
     missed: int = 0
     missed_by_load: int = 0

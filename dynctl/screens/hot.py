@@ -6,7 +6,7 @@ from dynctl.base.quantities import percent
 from dynctl.documents.hot import HotPrefix, HotReport
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import Column, number_column, or_dash, table
-from dynctl.screens.numbers import plural
+from dynctl.screens.numbers import data_size, plural
 
 _COLUMNS: tuple[Column[HotPrefix], ...] = (
     Column("prefix", "PREFIX", lambda row: row.prefix),
@@ -14,6 +14,15 @@ _COLUMNS: tuple[Column[HotPrefix], ...] = (
     number_column("requests", "REQUESTS", lambda row: row.requests),
     Column("share", "SHARE", lambda row: row.share, lambda share: percent(share, 1), right=True),
     number_column("reused", "REUSED", lambda row: row.reused_tokens, rank=3),
+    Column(
+        "bytes",
+        "A COPY",
+        lambda row: row.bytes,
+        data_size,
+        right=True,
+        rank=4,
+        needed=lambda row: row.bytes is not None,
+    ),
     number_column("copies", "COPIES", lambda row: row.copies),
     number_column("missed", "MISSED", lambda row: row.missed, rank=2),
     Column("verdict", "VERDICT", lambda row: row.verdict, or_dash, rank=1),

@@ -50,6 +50,16 @@ def seconds(value: float | None) -> str:
     return f"{value:.2f} s" if value < 10 else f"{value:,.0f} s"
 
 
+def data_size(bytes: int | None) -> str:
+    """An amount of data: 512 B, 8.4 kB, 131 MB, 2.1 GB."""
+    if bytes is None:
+        return "-"
+    value, units = float(bytes), ["B", "kB", "MB", "GB", "TB"]
+    while value >= 999.5 and len(units) > 1:
+        value, units = value / 1000, units[1:]
+    return f"{value:.3g} {units[0]}" if value < 999.5 else f"{value:,.0f} {units[0]}"
+
+
 def plural(number: int, noun: str) -> str:
     """``1 worker``, ``2,048 workers``."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")

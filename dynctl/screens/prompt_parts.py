@@ -45,5 +45,5 @@ def _break_text(seen: PartBreak) -> str:
         return f"{text}, and no text behind it is cached"
     return (
         f"{text}; blocks {seen.equal_from:,} to {seen.equal_to - 1:,} are on {seen.worker} at "
-        f"block {seen.was_at:,}: {CAUSES[seen.cause].label}. {CAUSES[seen.cause].act}"
+        f"block {seen.was_at:,}: {CAUSES[seen.cause].label}; {CAUSES[seen.cause].act}"
     )

@@ -246,6 +246,21 @@ def _changes(cause: HitsCause, config: RouterConfig) -> dict[str, Any]:
     return dict(next(iter(changes(cause.cause, config)), ()))
 
 
+def bytes_per_token(model_path: Path) -> float:
+    """Bytes of the KV cache of a token of the model in a directory. Raises UsageProblem where its
+    config.json does not show them."""
+    from dynctl.tokenization import TokenizerError, read_model_config
+    from dynctl.wire.model_config import UnknownSize, kv_bytes_per_token
+
+    try:
+        return kv_bytes_per_token(read_model_config(model_path))
+    except (TokenizerError, UnknownSize) as error:
+        raise UsageProblem(
+            f"--model-path {model_path}: the size of the KV cache is unknown: {error}",
+            "leave the option out: the command then shows no sizes",
+        ) from None
+
+
 def hot_report(report: HitsReport, prefixes: HotPrefixes) -> HotReport:
     """The prefixes of the requests of a report, which were counted while it was made."""
     doubts = [known for known in report.doubts if known.code in _OF_PREFIXES]

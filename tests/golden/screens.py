@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from dynctl.documents.doubts import Varies, doubt
 from dynctl.documents.events import TailKind
 from dynctl.documents.workers import WorkerDetail, WorkerList
@@ -31,9 +33,13 @@ from router_core import (
     Booked,
     Cleared,
     Link,
+    Router,
     TransferTable,
     TransferTableSet,
 )
+from tests.dynctl.health.recorded_fleet import RecordedFleet
+from tests.dynctl.health.test_hot import agents, hot
+from tests.dynctl.health.test_parts import holding, parts_of
 from tests.golden.fleets import (
     TOKENS,
     load,
@@ -165,6 +171,21 @@ def events(width: int) -> str:
     return re.sub(r"\d\d:\d\d:\d\d\.000", "HH:MM:SS.000", text)
 
 
+def prompt_part_rows(width: int) -> str:
+    """A prompt whose tools changed, before turns that two workers have."""
+    router = Router()
+    holding(router, 1, [1, 2, 3, 4, 5, 6, 7], host=2)
+    holding(router, 2, [1, 2, 3])
+    return draw(parts_of(router, [1, 2, 90, 4, 5, 6, 7, 8]), Canvas(width))
+
+
+def hot_prefixes(width: int) -> str:
+    """A system prompt on all workers, and prompts of an agent behind it on some."""
+    fleet = RecordedFleet(workers=4, state=True, config={"router_mode": "round-robin"})
+    report = hot(fleet.records(agents()[:12] + agents("team-a")[:4]), bytes_per_token=131_072.0)
+    return draw(msgspec.structs.replace(report, source="test.dynrec"), Canvas(width))
+
+
 def screens() -> dict[str, Callable[[int], str]]:
     """File stem -> the screen at a width."""
     guarded = two_zones(active_decode_blocks_threshold=0.002)
@@ -215,6 +236,8 @@ def screens() -> dict[str, Callable[[int], str]]:
         "topology-stranded": topology(stranded_zones()),
         "troubles": lambda width: draw(cluster_troubles(), Canvas(width)),
         "trouble": lambda width: draw(cluster_trouble("crash-loop"), Canvas(width)),
+        "parts": prompt_part_rows,
+        "hot": hot_prefixes,
         "worker": lambda width: draw(WorkerDetail("test", workers[2]), Canvas(width)),
     }
 

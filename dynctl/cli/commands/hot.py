@@ -1,5 +1,6 @@
 """`dynctl hot`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -28,14 +29,22 @@ def hot(
     end: Annotated[
         str | None, typer.Option("--to", metavar="TIME", help="Count requests before this time.")
     ] = None,
+    model_path: Annotated[
+        Path | None,
+        typer.Option(
+            "--model-path", metavar="DIR", help="Directory with the config.json of the model."
+        ),
+    ] = None,
     skip_bad: SkipBad = False,
 ) -> int:
     """Show the prefixes that requests share most, and on how many workers each of them is.
 
     COPIES counts the workers that have all of a prefix at the end. MISSED counts the requests that
     went to a worker without it while another one had it: too few copies, or a weight of the cost
-    that is too small. Without FILE, the command reads the next minutes of a live router (--for with
-    --frontend or --discovery). Exit code 1: there was no request in that time.
+    that is too small. A COPY is the size of the KV cache of one copy, shown where --model-path or
+    the router's transfer costs have the size of a token. Without FILE, the command reads the next
+    minutes of a live router (--for with --frontend or --discovery). Exit code 1: there was no
+    request in that time.
 
     For example: dynctl hot --frontend http://127.0.0.1:8000 --for 5m
     """
@@ -43,11 +52,11 @@ def hot(
     from dynctl.health.hits.hot import HotPrefixes
     from dynctl.screens.progress import progress
     from dynctl.screens.render import emit
-    from dynctl.sources.hits import HitsQuery, hot_report, of_files, of_live
+    from dynctl.sources.hits import HitsQuery, bytes_per_token, hot_report, of_files, of_live
 
     if files and length is not None:
         raise UsageProblem("--for is for a live router; expected it or files")
-    prefixes = HotPrefixes(top)
+    prefixes = HotPrefixes(top, None if model_path is None else bytes_per_token(model_path))
     query = HitsQuery("", start, end, skip_bad, prefixes)
     with progress(options) as bar:
         if files:

@@ -25,6 +25,9 @@ _PRESSURE: Final = ("load", "busy")
 
 #: The workers that have all blocks of a prompt of a model, and how many compute its prompts; None:
 #: unknown.
+#: Bytes of the KV cache of a token of a model; None: unknown.
+BytesOf = Callable[[str], float | None]
+
 HoldersOf = Callable[[str, Sequence[int]], tuple[Sequence[str], int] | None]
 
 
@@ -49,10 +52,14 @@ class _Block:
 
 class HotPrefixes:
     """Counts requests by prefix. ``add`` takes each request; then ``locate`` finds the ``top``
-    largest prefixes, and their copies."""
+    largest prefixes, and their copies.
 
-    def __init__(self, top: int) -> None:
+    ``bytes_per_token``: of the KV cache of the model, where all requests are for one.
+    """
+
+    def __init__(self, top: int, bytes_per_token: float | None = None) -> None:
         self._top = top
+        self._bytes_per_token = bytes_per_token
         self._blocks: dict[int, _Block] = {}
         #: Requests that were counted, and the tokens of their prompts.
         self.requests = self.prompt_tokens = 0
@@ -92,8 +99,8 @@ class HotPrefixes:
                 block.examples.append(arrived.id)
             parent = name
 
-    def locate(self, holders_of: HoldersOf) -> None:
-        """Find the largest prefixes and where they are now."""
+    def locate(self, holders_of: HoldersOf, bytes_of: BytesOf) -> None:
+        """Find the largest prefixes, where they are now, and their bytes."""
         for block in self._blocks.values():
             if block.parent is not None:
                 above = self._blocks[block.parent]
@@ -106,7 +113,11 @@ class HotPrefixes:
         ]
         self.shared = len(ends)
         rows = nlargest(self._top, (self._row(name) for name in ends), key=_size)
-        self.prefixes = [self._located(row, holders_of) for row in rows]
+        models = {block.model for block in self._blocks.values()}
+        given = self._bytes_per_token if len(models) == 1 else None
+        self.prefixes = [
+            _sized(self._located(row, holders_of), given or bytes_of(row.model)) for row in rows
+        ]
 
     def _row(self, name: int) -> HotPrefix:
         end = self._blocks[name]
@@ -155,6 +166,13 @@ class HotPrefixes:
             workers=sorted(names),
             verdict=verdict(row.requests, row.missed_by_load, len(names), workers),
         )
+
+
+def _sized(row: HotPrefix, bytes_per_token: float | None) -> HotPrefix:
+    """The row with the bytes of one copy."""
+    if bytes_per_token is None:
+        return row
+    return structs.replace(row, bytes=round(row.tokens * bytes_per_token))
 
 
 def _size(row: HotPrefix) -> int:

@@ -522,7 +522,7 @@ class Ladder:
         ]
         workers = len({key[0] for key in self._caches.ranks})
         if self._hot is not None:
-            self._hot.locate(self._holders)
+            self._hot.locate(self._holders, self._bytes_per_token)
         return HitsReport(
             source=title,
             start=tally.start if tally.requests else None,
@@ -562,6 +562,13 @@ class Ladder:
                 if self._caches.depth(router, slot, hashes, device) == len(hashes):
                     names.add(router.registry.worker(slot).name)
         return (sorted(names), len(workers)) if workers else None
+
+    def _bytes_per_token(self, model: str) -> float | None:
+        """Bytes of the KV cache of a token, where all routers that know it agree."""
+        routers = [source.router for source in self._sources.values()]
+        tables = [None if router is None else router.transfer for router in routers]
+        sizes = {table.size_of(model) for table in tables if table is not None} - {None}
+        return sizes.pop() if len(sizes) == 1 else None
 
     def _capacity_blocks(self) -> int | None:
         """The KV blocks of the fleets of all models; None where one is unknown."""

@@ -615,5 +615,14 @@ def test_hot_prefixes_of_a_recording_on_a_screen(dynctl, tmp_path: Path, monkeyp
     assert len(report["prefixes"]) == 13
     names = dynctl("hot", "a.dynrec", "-o", "name").out.split()
     assert names == [row["prefix"] for row in report["prefixes"]]
+    assert "A COPY" not in ran.out
+    sizes = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
+    sizes |= {"head_dim": 128}
+    Path("config.json").write_text(json.dumps({**sizes, "torch_dtype": "bfloat16"}))
+    sized = dynctl("hot", "a.dynrec", "--model-path", ".")
+    assert ("A COPY" in sized.out) is (width > 80)
+    Path("config.json").write_text(json.dumps({**sizes, "sliding_window": 64}))
+    unsized = dynctl("hot", "a.dynrec", "--model-path", ".")
+    assert (unsized.code, "sliding_window" in unsized.err) == (2, True)
     refused = dynctl("hot", "a.dynrec", "--for", "5m")
     assert (refused.code, "--for is for a live router" in refused.err) == (2, True)

@@ -8,13 +8,15 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from dynctl.documents.codec import decode, encode
 from dynctl.documents.hot import HotReport
-from dynctl.documents.recording import Record
+from dynctl.documents.recording import Arrived, Record, State
 from dynctl.health.hits import Ladder, Window
 from dynctl.health.hits.hot import HotPrefixes, verdict
 from dynctl.sources.hits import hot_report
+from router_core import Link, Router, TransferTable, TransferTableSet
 from tests.dynctl.health.recorded_fleet import SIZE, Prompt, RecordedFleet
 
 FLEET = RecordedFleet(workers=4, state=True)
@@ -22,8 +24,13 @@ ALL = Window()
 SYSTEM = (1, 2, 3, 4, 5, 6)
 
 
-def hot(records: list[Record], top: int = 20, window: Window = ALL) -> HotReport:
-    prefixes = HotPrefixes(top)
+def hot(
+    records: list[Record],
+    top: int = 20,
+    window: Window = ALL,
+    bytes_per_token: float | None = None,
+) -> HotReport:
+    prefixes = HotPrefixes(top, bytes_per_token)
     ladder = Ladder(window=window, hot=prefixes)
     for record in records:
         ladder.take(record)
@@ -108,6 +115,33 @@ def test_without_kv_events_copies_are_unknown_and_not_judged() -> None:
     report = hot(replace(FLEET, kv_events=False).records(agents()))
     assert report.prefixes
     assert {(row.copies, row.verdict, row.missed) for row in report.prefixes} == {(None, "", 0)}
+
+
+def test_the_bytes_of_a_copy_are_those_of_the_model_or_of_the_router() -> None:
+    records = FLEET.records(agents())
+    assert {row.bytes for row in hot(records).prefixes} == {None}
+    system, agent = hot(records, bytes_per_token=1_024.0).prefixes
+    assert (system.bytes, agent.bytes) == (6 * SIZE * 1_024, 9 * SIZE * 1_024)
+    table = TransferTable((("zone", Link(0.001, 1e9)),), Link(0.01, 1e9), 2_048, {"other": 1})
+    start, state, *rest = records
+    assert isinstance(state, State)
+    router = Router.restore(state.snapshot)
+    assert router.apply(TransferTableSet(table), state.at).ok
+    known = [start, structs.replace(state, snapshot=router.snapshot()), *rest]
+    assert hot(known).prefixes[0].bytes == 6 * SIZE * 2_048
+
+
+def test_the_size_of_one_model_is_not_that_of_two() -> None:
+    others = [Prompt(100.0 + number, (70, 71)) for number in range(2)]
+    records = [
+        structs.replace(record, model="other")
+        if isinstance(record, Arrived) and record.at >= 100.0
+        else record
+        for record in FLEET.records(agents() + others)
+    ]
+    report = hot(records, bytes_per_token=1_024.0)
+    assert {row.model for row in report.prefixes} == {"tiny", "other"}
+    assert {row.bytes for row in report.prefixes} == {None}
 
 
 def test_requests_outside_the_window_do_not_count() -> None:
