@@ -37,14 +37,16 @@ class DynamoDecoder:
 
     def step(self, token_id: int) -> str | None:
         """The text that this id completes, None if there is none yet."""
-        self._window.append(token_id)
-        text = self._decoder.decode(self._window, self._skip)
-        if text.endswith(_REPLACEMENT) and len(self._window) - self._shown < _MOST_WAITING:
+        window, before = self._window, self._before
+        window.append(token_id)
+        text = self._decoder.decode(window, self._skip)
+        if text.endswith(_REPLACEMENT) and len(window) - self._shown < _MOST_WAITING:
             return None
-        new = self._since(text)
-        if new:
-            self._show()
-        return new or None
+        new = text[len(before) :] if text.startswith(before) else self._since(text)
+        if not new:
+            return None
+        self._show()
+        return new
 
     def flush(self) -> str:
         """What waits for the rest of a character, as U+FFFD."""
@@ -107,6 +109,8 @@ class OutputDecoder:
     def __init__(self, stream: DynamoDecoder, rules: StopRules) -> None:
         self._stream = stream
         self._rules = rules
+        #: Ids that may end the output.
+        self._stop_ids = rules.hidden_ids | rules.visible_ids
         self._tokens = 0
         self._longest = max(map(len, rules.strings), default=0)
         # The last characters, in which a stop string is looked for, and how many are held back.
@@ -116,6 +120,12 @@ class OutputDecoder:
     def feed(self, token_ids: Sequence[int]) -> DecodedOutput:
         """Decode ids that follow the ones before, also after a stop."""
         text = ""
+        if not self._rules.strings and self._stop_ids.isdisjoint(token_ids):
+            # No rule can end it here, as in nearly all outputs.
+            self._tokens += len(token_ids)
+            for token_id in token_ids:
+                text += self._stream.step(token_id) or ""
+            return DecodedOutput(text, len(token_ids))
         for used, token_id in enumerate(token_ids, 1):
             piece, stopped, cause = self._step(token_id)
             text += piece

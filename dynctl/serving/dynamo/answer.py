@@ -276,6 +276,8 @@ class EngineAnswer:
         """
         if self.stopped:
             return ()
+        if output.finish_reason is None and self._held is None and not self._preamble:
+            return self._output(output)
         held, self._held = self._held, None
         before, self._preamble = self._preamble, ()
         if held is not None:
@@ -334,21 +336,28 @@ class EngineAnswer:
         if index in self._ended:
             return ()
         finish = None if output.finish_reason is None else _finish_of(output)
-        reason, hidden = output.stop_reason, False
-        if output.text is not None:
-            text = output.text if finish is None else choice.flush() + output.text
-            return self._delta(index, text, finish, output, output.token_ids, reason, hidden=False)
-        decoded = choice.feed(output.token_ids)
-        text = decoded.text
-        if decoded.stopped:
-            reason = decoded.cause if decoded.cause is not None else reason
-            hidden = decoded.hidden
-            self._stop(index, finish)
-            finish = "stop"
+        reason, hidden, ids = output.stop_reason, False, output.token_ids
+        text: str | None = output.text
+        if text is None:
+            decoded = choice.feed(ids)
+            text = decoded.text
+            if decoded.stopped:
+                reason = decoded.cause if decoded.cause is not None else reason
+                hidden, ids = decoded.hidden, ids[: decoded.used]
+                self._stop(index, finish)
+                finish = "stop"
+            elif finish is not None:
+                text += choice.flush()
+            text = text or None
         elif finish is not None:
-            text += choice.flush()
-        ids = output.token_ids[: decoded.used]
-        return self._delta(index, text or None, finish, output, ids, reason, hidden=hidden)
+            text = choice.flush() + text
+        plain, more = self._plain, finish is not None or output.completion_usage is not None
+        if plain is None or more or index not in self._begun:
+            return self._delta(index, text, finish, output, ids, reason, hidden=hidden)
+        self.token_ids += ids
+        self._output_tokens += len(ids)
+        before, after = plain
+        return (before + msgspec.json.encode(text) + after,) if text else ()
 
     def _stop(self, index: int, finish: str | None) -> None:
         """A rule has ended a choice, and with the last one the answer."""
@@ -372,9 +381,6 @@ class EngineAnswer:
         self._output_tokens += len(ids)
         if output.completion_usage is not None:
             self._take_usage(output.completion_usage)
-        if self._plain is not None and finish is None and index in self._begun:
-            before, after = self._plain
-            return (before + msgspec.json.encode(text) + after,) if text else ()
         role = index not in self._begun and self._takes_role(index)
         delta = _Delta(index, text, role, finish)
         if self._splitters:
@@ -685,8 +691,8 @@ class EngineAnswer:
         return b'data: {"id":' + encode(self._id) + b',"choices":[', b"]," + after[1:-1]
 
     def _plain_frame(self) -> tuple[bytes, bytes] | None:
-        """The bytes around the text of an event that has nothing else, as most events of a chat;
-        None where the request asks for more than text."""
+        """The bytes around the text of an event that has nothing else, as most events; None where
+        the request asks for more than text."""
         options = self._options
         more = (
             options.logprobs
@@ -696,8 +702,11 @@ class EngineAnswer:
             or self._wants_reason
             or self._usage_in_each
         )
-        if more or options.choices != 1 or not (options.chat and options.stream):
+        if more or options.choices != 1 or not options.stream:
             return None
+        if not options.chat:
+            end = b',"index":0}' + self._after + b',"usage":null}\n\n'
+            return self._before + b'{"text":', end
         before = self._before + b'{"index":0,"delta":{"content":'
         after = b'},"finish_reason":null,"logprobs":null}' + self._after + b"}\n\n"
         return before, after

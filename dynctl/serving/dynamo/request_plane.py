@@ -530,7 +530,7 @@ class PlaneStream(EngineStream):
                     break
                 if isinstance(step, RawItem):
                     left -= len(step.document) // _STEP_BYTES
-                    self._take_item(self._decode_item(step), events)
+                    self._take_item(step, events)
                 elif isinstance(step, Completed):
                     self._complete(events)
                 elif isinstance(step, RequestRefused):
@@ -563,17 +563,15 @@ class PlaneStream(EngineStream):
         if link is self._link:
             self._fail(failure)
 
-    def _decode_item(self, item: RawItem) -> EngineItem:
-        """The item; output that Dynamo does not accept is an error of the worker, as there."""
+    def _take_item(self, raw: RawItem, events: list[bytes]) -> None:
+        """Take one item; output that Dynamo does not accept is an error of the worker, as there."""
         try:
-            return decode_engine_item(item)
+            item = decode_engine_item(raw)
         except WireError as error:
             problem = f"{self.origin} sent an invalid output: {error}"
             raise UpstreamFailure("status", problem, status=500) from None
-
-    def _take_item(self, item: EngineItem, events: list[bytes]) -> None:
         answer, output = self.answer, item.data
-        if item.failure is not None:
+        if item.event is not None and item.failure is not None:
             raise _reported_failure(self.origin, item)
         if output is None:
             return

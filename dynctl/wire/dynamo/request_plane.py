@@ -102,21 +102,22 @@ class FrameDecoder:
     """
 
     def __init__(self) -> None:
-        self._received = bytearray()
+        #: The bytes that are not cut yet.
+        self.received = bytearray()
 
     def feed(self, data: bytes) -> None:
         """Add the next piece of the stream; then call next_frame until it returns None."""
-        self._received += data
+        self.received += data
 
     @property
     def midway(self) -> bool:
         """Whether the stream is inside a frame."""
-        return bool(self._received)
+        return bool(self.received)
 
     @property
     def waiting(self) -> int:
         """Received bytes that are not cut yet."""
-        return len(self._received)
+        return len(self.received)
 
     def next_frame(self, max_bytes: int) -> Frame | None:
         """The next complete frame, None if it is not complete yet.
@@ -124,7 +125,7 @@ class FrameDecoder:
         Raises WireError if it has more than ``max_bytes`` (prefix, header and body), or a header
         above MAX_HEADER_BYTES; the stream cannot be used afterwards.
         """
-        received = self._received
+        received = self.received
         if len(received) < PREFIX_BYTES:
             return None
         header_bytes, body_bytes, _ = _LENGTHS.unpack_from(received)
@@ -139,7 +140,7 @@ class FrameDecoder:
             return None
         header = bytes(received[PREFIX_BYTES:start]) if header_bytes else b""
         if body_bytes > _COPIED:
-            self._received = received[end:]
+            self.received = received[end:]
             return Frame(header, memoryview(received)[start:end].toreadonly())
         body = bytes(received[start:end])
         del received[:end]
@@ -555,8 +556,11 @@ class AnswerDecoder:
 
     def next_step(self) -> Step | None:
         """The next step, None if it is not complete yet. After a WireError it cannot be used."""
+        frames = self._frames
+        if not frames.received:
+            return None
         try:
-            frame = self._frames.next_frame(self._left)
+            frame = frames.next_frame(self._left)
         except WireError as error:
             problem = f"{error.problem} left of {self._max_bytes:,} for the whole answer"
             raise WireError("answer", problem) from None
