@@ -121,10 +121,12 @@ EventReader = Callable[[Reply], Awaitable[bool]]
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What a dynctl frontend's router expected of a request: ``worker`` reuses ``tokens``."""
+    """What a dynctl frontend's router expected of a request: ``worker`` reuses ``tokens``; None
+    with the reason in ``unknown`` where the router could not know its cached blocks."""
 
     worker: str
-    tokens: int
+    tokens: int | None
+    unknown: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +258,8 @@ class CanaryClient:
                 winner.worker_id,
                 winner.dp_rank,
             ):
+                if not hop.overlap_modelled:
+                    return Expectation(row.worker, None, ", ".join(hop.notes))
                 return Expectation(row.worker, row.usable_blocks * decision.block_size)
         return None
 

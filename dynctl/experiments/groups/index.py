@@ -51,14 +51,20 @@ async def _gather(bench: Bench) -> IndexFacts:
     await bench.pause(bench.settle_s)
     replies = [await bench.client.chat(bench.chat(text)) for text in texts]
     compared = []
+    unknown = ""
     if any(reply.cached_tokens is not None for reply in replies):
         for reply in replies:
             expectation = await bench.client.expectation(reply)
-            if expectation is not None:
-                # vLLM leaves out a count of 0.
-                reused = reply.cached_tokens or 0
-                compared.append(Comparison(expectation.worker, expectation.tokens, reused))
-    return IndexFacts(compared, len(texts) - len(compared))
+            if expectation is None:
+                continue
+            if expectation.tokens is None:
+                unknown = f"the router had no expectation: {expectation.unknown}"
+                continue
+            # vLLM leaves out a count of 0.
+            reused = reply.cached_tokens or 0
+            compared.append(Comparison(expectation.worker, expectation.tokens, reused))
+    skipped = Skipped(unknown, unread=True) if unknown and not compared else None
+    return IndexFacts(compared, len(texts) - len(compared), skipped)
 
 
 def _nothing(facts: IndexFacts) -> Skipped | None:

@@ -663,6 +663,26 @@ async def test_misses_are_a_doubt_where_nothing_shows_the_load_of_others(tmp_pat
     assert "nothing shows whether other requests run" in check.message
 
 
+async def test_a_router_without_a_tokenizer_has_no_expectation_to_judge():
+    """Its count of cached blocks is unknown: 0 tokens are neither too few nor enough."""
+
+    async def not_found(_: web.Request) -> web.Response:
+        return error(404, "Not Found")
+
+    class NoTokenizer(Fault):
+        routes = (web.post("/tokenize", not_found),)
+
+    async with (
+        engines_alone({}) as (engine,),
+        faulty_proxy(engine.url, NoTokenizer()) as url,
+        frontend_before(url, model_path=None) as frontend,
+    ):
+        report = await result_of(frontend, only=("index",), model="demo")
+    for check in report.checks:
+        assert check.state is State.SKIP
+        assert "cache overlap not modelled: no tokenizer" in check.message
+
+
 def test_every_check_has_a_fault_here_and_the_kinds_are_many():
     groups = [group for group in GROUPS if group.word not in TESTED_ELSEWHERE]
     checks = {check.code for group in groups for check in group.checks}
