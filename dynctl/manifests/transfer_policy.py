@@ -227,9 +227,13 @@ def _type_objection(
     value: Any,
     fix: str,
 ) -> Objection:
+    return Objection(aspect, "the API server", wrong_type(path, wanted, value), fix)
+
+
+def wrong_type(path: str, wanted: str, value: Any) -> str:
+    """Why the API server refuses the type of a value, in its words."""
     got = type_name(value)
-    message = f'{path}: Invalid value: "{got}": {path} in body must be of type {wanted}: "{got}"'
-    return Objection(aspect, "the API server", message, fix)
+    return f'{path}: Invalid value: "{got}": {path} in body must be of type {wanted}: "{got}"'
 
 
 def type_name(value: Any) -> str:

@@ -17,8 +17,10 @@ from dynctl.manifests.lint.facts import (
     spec_of,
     subject_of,
 )
+from dynctl.manifests.transfer_policy import wrong_type
 
 _MOST_COMPONENTS: Final = 25
+_LARGEST_INT32: Final = 2**31 - 1
 _SPLIT: Final = frozenset({"prefill", "decode"})
 _TYPES: Final = ("frontend", "worker", "prefill", "decode", "planner", "epp")
 _OPERATOR_ENV: Final = (
@@ -47,6 +49,12 @@ def _format(facts: LintFacts) -> Outcome:
 
 def _format_problems(graph: Graph) -> Iterator[tuple[str, str]]:
     version, spec = graph.version, spec_of(graph)
+    metadata = mapping(graph.manifest.body.get("metadata"))
+    if not (text(metadata.get("name")) or text(metadata.get("generateName"))):
+        yield (
+            "metadata.name: Required value: name or generateName is required",
+            "name the graph in metadata.name",
+        )
     if version not in GRAPH_VERSIONS:
         yield (
             f'no matches for kind "{GRAPH}" in version "{GRAPH_GROUP}/{version}"',
@@ -62,8 +70,8 @@ def _format_problems(graph: Graph) -> Iterator[tuple[str, str]]:
         )
     held = spec.get(own)
     if held is not None and not isinstance(held, list if beta else Mapping):
-        wanted = "array" if beta else "object"
-        yield f"spec.{own}: in body must be of type {wanted}", f"write a {wanted}"
+        wanted, fix = ("array", "write a list") if beta else ("object", "write keys and values")
+        yield wrong_type(f"spec.{own}", wanted, held), fix
         return
     if held is not None and len(graph.components) > _MOST_COMPONENTS:
         yield (
@@ -71,8 +79,25 @@ def _format_problems(graph: Graph) -> Iterator[tuple[str, str]]:
             f"{_MOST_COMPONENTS} items",
             "split the graph",
         )
+    for component in graph.components:
+        yield from _replica_problems(component)
     if beta:
         yield from _beta_components(graph)
+
+
+def _replica_problems(component: Component) -> Iterator[tuple[str, str]]:
+    value, path = component.body.get("replicas"), f"{component.path}.replicas"
+    fix = "write a whole number, without quotes"
+    if value is None:  # the API server writes its default
+        return
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        yield wrong_type(path, "integer", value), fix
+    elif value < 0:
+        yield f"{path}: Invalid value: {value}: should be greater than or equal to 0", fix
+    elif value > _LARGEST_INT32:
+        yield f"{path}: Invalid value: {value}: must be of type int32", fix
 
 
 def _beta_components(graph: Graph) -> Iterator[tuple[str, str]]:

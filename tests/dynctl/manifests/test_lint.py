@@ -356,6 +356,40 @@ def test_files_about_something_else_are_a_usage_problem():
         lint(parse_manifests(b"{apiVersion: apps/v1, kind: Deployment}", "f"))
 
 
+@pytest.mark.parametrize(
+    ("replicas", "refusal"),
+    [
+        ('"4"', 'in body must be of type integer: "string"'),
+        ("4.5", 'in body must be of type integer: "number"'),
+        ("true", 'in body must be of type integer: "boolean"'),
+        (".inf", 'in body must be of type integer: "number"'),
+        ("-4", "Invalid value: -4: should be greater than or equal to 0"),
+        ("99999999999", "Invalid value: 99999999999: must be of type int32"),
+        ("4", ""),
+        ("4.0", ""),
+        ("null", ""),
+    ],
+)
+@pytest.mark.parametrize("version", ["v1alpha1", "v1beta1"])
+def test_replicas_that_are_not_a_count_are_refused(version: str, replicas: str, refusal: str):
+    parts = {
+        "v1beta1": f"components: [{{name: d, type: decode, replicas: {replicas}}}]",
+        "v1alpha1": f"services: {{d: {{componentType: worker, replicas: {replicas}}}}}",
+    }
+    head = f"{{apiVersion: nvidia.com/{version}, kind: DynamoGraphDeployment, metadata: {{name: g}}"
+    report = lint(parse_manifests(f"{head}, spec: {{{parts[version]}}}}}".encode(), "f"))
+    [check] = [check for check in report.checks if check.code == "DYT0118"]
+    assert [refusal in finding.value for finding in check.findings] == [True] * bool(refusal)
+
+
+@pytest.mark.parametrize("metadata", ["{}", "mine", "{namespace: prod}", "null"])
+def test_a_graph_without_a_name_is_refused(metadata: str):
+    data = f"{{apiVersion: nvidia.com/v1beta1, kind: DynamoGraphDeployment, metadata: {metadata}}}"
+    report = lint(parse_manifests(data.encode(), "f"))
+    [check] = [check for check in report.checks if check.code == "DYT0118"]
+    assert "metadata.name: Required value" in check.findings[0].value
+
+
 # -- the command -----------------------------------------------------------------------------------
 
 
