@@ -240,14 +240,22 @@ def _notes_on_files(manifests: Sequence[Manifest], graphs: Sequence[Graph]) -> I
 
 
 def _in_force(graph: Graph, domain: str) -> str:
-    policy = graph.policy
+    policy, source = graph.policy, graph.manifest.source
+    spec = mapping(graph.manifest.body.get("spec"))
+    written = mapping(spec.get("experimental")).get("kvTransferPolicy")
+    if policy is None and written is not None:
+        raise UsageProblem(f"{source}: {POLICY_PATH}: {written!r}; expected keys and values")
+    if policy is not None and not is_translated(graph) and not text(policy.get("domain")):
+        raise UsageProblem(
+            f"{source}: {POLICY_PATH}.domain: {policy.get('domain')!r}; expected a name, for "
+            "example zone"
+        )
     if policy is None or text(policy.get("domain")) != domain:
         return "none"
     enforcement = policy.get("enforcement", "required")
     if enforcement not in ("required", "preferred"):
         raise UsageProblem(
-            f"{graph.manifest.source}: {POLICY_PATH}.enforcement: {enforcement!r}; expected "
-            "required or preferred"
+            f"{source}: {POLICY_PATH}.enforcement: {enforcement!r}; expected required or preferred"
         )
     return str(enforcement)
 
