@@ -1,6 +1,7 @@
 """`.ci/run` with a `make` that takes down what it is asked for."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -57,7 +58,8 @@ def test_all_suites_run_once_and_the_measurement_alone_at_the_end(tmp_path: Path
     started = [line for line in taken if line.startswith("+")]
     assert run.process.returncode == 0, output
     assert len(set(started)) == len(started) > 15
-    assert taken[:2] == ["+ check", "- check"]
+    assert taken[:2] == ["+ .venv/.dev-stamp", "- .venv/.dev-stamp"]
+    assert taken.index("- check") < min(taken.index(f"+ {TESTS}"), taken.index("+ test-browser"))
     assert taken[-2:] == ["+ bench-guard", "- bench-guard"]
     assert taken.index("- test-vllm") < taken.index("+ test-sglang")
     assert taken.index("- environments") < taken.index("+ test-dynamo")
@@ -73,10 +75,16 @@ def test_the_output_of_a_suite_that_fails_is_shown_and_all_others_run(tmp_path: 
     assert {"- test-envoy", "- bench-guard"} <= set(run.taken())
 
 
-def test_nothing_starts_after_a_check_that_fails(tmp_path: Path) -> None:
-    run = Run(tmp_path, fails="check")
-    assert run.end() == "why check\n"
-    assert (run.process.returncode, run.taken()) == (2, [])
+def test_no_suite_starts_after_a_check_that_fails(tmp_path: Path) -> None:
+    run = Run(tmp_path, fails="check", hangs="environments")
+    output = run.end()
+    assert run.process.returncode == 2
+    assert re.search(r"^why check\n\d+ s: make check FAILED", output, re.MULTILINE), output
+    assert {line for line in run.taken() if line.startswith("+")} <= {
+        "+ .venv/.dev-stamp",
+        "+ environments",
+        "+ kubernetes",
+    }
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
