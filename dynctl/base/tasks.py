@@ -26,7 +26,8 @@ TURN_BYTES: Final = 64 * 1024
 #: has more to do.
 SLICE: Final = 32
 
-#: Tasks that wait for time of the loop and get a message each in every turn.
+#: Tasks that wait for time of the loop and are woken in one turn, at most: as many messages as the
+#: share may have, so that few return to wait.
 _WOKEN: Final = 8
 
 _log = logging.getLogger(__name__)
@@ -193,14 +194,20 @@ class LoopShare:
     A socket for each of a thousand engines can be ready at once, and then all their tasks run in
     one turn, while everything else waits. They call :meth:`turn` before each message: it returns at
     once while less than ``seconds`` of this turn are spent, else in a later turn, in order.
-    Callbacks, which cannot wait, give the rest of their work to :meth:`later`.
+    Callbacks, which cannot wait, give the rest of their work to :meth:`later`. ``clock``: seconds.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
-        self._end = 0.0
+        self._clock = clock
+        #: When the share of this turn is spent; None: nothing has begun in it.
+        self._end: float | None = None
         self._within = False
         self._waiting: deque[Callable[[], None]] = deque()
+        #: Tasks that were woken and came too late in their turn: the first of the next.
+        self._returned: list[Callable[[], None]] = []
+        #: No task that waited has run in this turn: one does in every turn.
+        self._owes = False
 
     def later(self, work: Callable[[], None]) -> None:
         """Call ``work`` in a later turn, after what waits already."""
@@ -211,28 +218,43 @@ class LoopShare:
     async def turn(self) -> None:
         """Wait until there is time for a message."""
         loop = asyncio.get_running_loop()
-        if not self._within:
-            self._begin(loop)
-        if time.monotonic() < self._end:
-            return
-        place = loop.create_future()
-        self._waiting.append(partial(_wake, place))
-        await place
+        wait, woken = self._waiting.append, False
+        while True:
+            if not self._within:
+                self._begin(loop)
+            now = self._clock()
+            if self._end is None:
+                self._end = now + self._seconds
+            if now < self._end or (woken and self._owes):
+                self._owes = self._owes and not woken
+                return
+            place = loop.create_future()
+            wait(partial(_wake, place))
+            await place
+            wait, woken = self._returned.append, True
 
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._within = True
-        self._end = time.monotonic() + self._seconds
+        self._within, self._end = True, None
         loop.call_soon(self._next, loop)
 
     def _next(self, loop: asyncio.AbstractEventLoop) -> None:
-        """A new turn of the loop: the first that wait have a message each in it."""
+        """A new turn of the loop: the first that wait may have a message each in it."""
         self._within = False
-        if self._waiting:
-            self._begin(loop)
-        for number in range(min(_WOKEN, len(self._waiting))):
-            if number and time.monotonic() >= self._end:
-                break
-            self._waiting.popleft()()
+        self._waiting.extendleft(reversed(self._returned))
+        self._returned.clear()
+        if not self._waiting:
+            return
+        self._within, self._owes, self._end = True, True, None
+        end = self._clock() + self._seconds
+        try:
+            for number in range(min(_WOKEN, len(self._waiting))):
+                if number and self._clock() >= end:
+                    self._end = end
+                    break
+                self._waiting.popleft()()
+        finally:
+            # After those that were woken, so that who returns is the first again.
+            loop.call_soon(self._next, loop)
 
 
 def _wake(place: asyncio.Future[None]) -> None:

@@ -117,7 +117,7 @@ class IndexRuntime:
         self.applied = asyncio.Event()
         self._wake = asyncio.Event()
         self._context: Any = None  # ZMQ's; only adapters use it
-        self._share = LoopShare(STREAMS_S)
+        self._share = LoopShare(STREAMS_S, worked)
         self._slice_ended = -math.inf
         self._worker: asyncio.Task[None] | None = None
         #: (worker id, rank) -> what its stream begins with.
