@@ -1,27 +1,13 @@
-"""The router of bench_scale: a real one in a process of its own, which measures itself.
-
-    python scale_router.py WORKERS ENDPOINTS_FILE FD
-
-The index is filled first, without sockets. Then JSON lines on stdout: ``ready``, a sample a second,
-and ``done`` when the generator closes the socket FD. Over that socket come prompts, load reports
-and changes of the fleet (see `Inbox`); events come over ZMQ from each worker's socket.
-"""
+"""The router of bench_scale: a real one, on the clock of its CPU time, which measures itself."""
 
 import asyncio
 import gc
-import json
-import logging
-import socket
-import struct
-import sys
-import time
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-
-import uvloop
 
 from dynctl.adapters.zmq.kv_event_source import KvEventSource
+from dynctl.base.tasks import end_tasks
 from dynctl.serving.http.server import build_frontend
 from dynctl.serving.http.start import settle_garbage_collector
 from dynctl.serving.routing.config import FrontendConfig
@@ -35,14 +21,11 @@ from router_core import (
     RoutingRequest,
     Worker,
 )
+from tests.bench.cpu_clock import CpuClock
 from tests.bench.harness import resident_bytes
 from tests.bench.scale_workload import BLOCK, MODEL, Fleet, as_array
 
-#: A message: its kind, a number, the time of sending (monotonic ns), bytes that follow.
-HEADER = struct.Struct("<BIqI")
-PROMPT, LOAD, LOSE, JOIN = range(4)
-LOADS = struct.Struct("<III")  # worker, active decode blocks, active prefill tokens
-_TICK_S = 0.001
+_TICK_NS = 1_000_000
 _PROMPTS_A_TURN = 4
 #: Seconds from a decision to the first output token, and to the end of the response.
 _PREFILL_S, _RESPONSE_S = 0.2, 2.0
@@ -53,74 +36,36 @@ class Second:
     """What one second was like; times in milliseconds."""
 
     latencies: list[float] = field(default_factory=list)
-    own_latencies: list[float] = field(default_factory=list)
     stall: float = 0.0
-    own: float = 0.0
     collection: float = 0.0
     cpu: float = 0.0
-
-
-class Inbox(asyncio.Protocol):
-    """Reads messages of the generator and does what they say. Where many wait, a turn of the event
-    loop takes a few prompts, as if they came on connections of their own."""
-
-    def __init__(self, router: "ScaleRouter") -> None:
-        self._router = router
-        self._rest = bytearray()
-        self._messages: deque[tuple[int, int, int, bytes]] = deque()
-        self._due = False
-        self.closed = asyncio.get_running_loop().create_future()
-
-    def data_received(self, data: bytes) -> None:
-        rest = self._rest
-        rest += data
-        at, end = 0, len(rest)
-        while end - at >= HEADER.size:
-            kind, number, sent, length = HEADER.unpack_from(rest, at)
-            begin = at + HEADER.size
-            if end - begin < length:
-                break
-            at = begin + length
-            if not self._messages and not self._due:
-                self._due = True
-                asyncio.get_running_loop().call_soon(self._next)
-            self._messages.append((kind, number, sent, bytes(rest[begin:at])))
-        del rest[:at]
-
-    def _next(self) -> None:
-        prompts, self._due = 0, False
-        while self._messages and prompts < _PROMPTS_A_TURN:
-            message = self._messages.popleft()
-            prompts += message[0] == PROMPT
-            self._router.take(*message)
-        if self._messages:
-            self._due = True
-            asyncio.get_running_loop().call_soon(self._next)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if not self.closed.done():
-            self.closed.set_result(None)
+    memory: int = 0
+    waiting: int = 0
+    entries: int = 0
 
 
 class ScaleRouter:
-    """A frontend whose workers exist on the generator's side only."""
+    """A frontend whose workers exist on the other side only. ``endpoints``: of their events."""
 
-    def __init__(self, workers: int, endpoints: list[str]) -> None:
-        self._fleet = Fleet(workers)
+    def __init__(self, clock: CpuClock, fleet: Fleet, endpoints: list[str]) -> None:
+        self._clock = clock
+        self._fleet = fleet
         self._endpoints = endpoints
         self.frontend = build_frontend(
             FrontendConfig(port=0, index_memory_bytes=16 << 30, log_level="error")
         )
         self._service = self.frontend.service
-        self._ids = list(range(1, workers + 1))
+        self._ids = list(range(1, fleet.workers + 1))
         self._hasher = PromptHasher(BLOCK)
         self._prefills: deque[tuple[float, str]] = deque()
         self._responses: deque[tuple[float, RequestRecord]] = deque()
-        #: Times of ticks with the CPU time until then (ns); prompts that were sent before the
-        #: first are done.
-        self._ticks: deque[tuple[int, int]] = deque(maxlen=100_000)
+        #: What arrived and is not done; True for prompts.
+        self._arrived: deque[tuple[bool, Callable[[], object]]] = deque()
+        self._due = False
         self.second = Second()
+        self.seconds: list[Second] = []
         self.refused = 0
+        self._measuring: list[asyncio.Task[None]] = []
 
     # -- the fleet ----------------------------------------------------------------------------
 
@@ -154,22 +99,39 @@ class ScaleRouter:
         self.register(number)
         self.follow(number)
 
-    # -- messages -----------------------------------------------------------------------------
+    def report_load(self, number: int, blocks: int, waiting: int) -> None:
+        self._service.apply(LoadReported(self._ids[number], 0, blocks, blocks, waiting))
 
-    def take(self, kind: int, number: int, sent: int, data: bytes) -> None:
-        if kind == PROMPT:
-            self._decide(sent, data)
-        elif kind == LOAD:
-            for worker, blocks, waiting in LOADS.iter_unpack(data):
-                change = LoadReported(self._ids[worker], 0, blocks, blocks, waiting)
-                self._service.apply(change)
-        elif kind == LOSE:
-            self.lose(number)
-        else:
-            self.join(number)
+    def follower(self, number: int) -> int | None:
+        """The descriptor that shows new events of a worker; None without a connection."""
+        held = self.frontend.fleet.index._streams.get((self._ids[number], 0))
+        if held is None or held.stream._backlog is None or not held.stream._connected:
+            return None
+        return held.stream._backlog._socket.FD
 
-    def _decide(self, sent: int, data: bytes) -> None:
-        """What `serve router` does for a prompt: hash, plan, book, and notify the observers."""
+    # -- what arrives -------------------------------------------------------------------------
+
+    def arrive(self, work: Callable[[], object], *, prompt: bool = False) -> None:
+        """Do ``work`` in a turn of the loop. Where much waits, a turn has a few prompts, as if they
+        came on connections of their own."""
+        self._arrived.append((prompt, work))
+        if not self._due:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._next)
+
+    def _next(self) -> None:
+        prompts, self._due = 0, False
+        while self._arrived and prompts < _PROMPTS_A_TURN:
+            prompt, work = self._arrived.popleft()
+            prompts += prompt
+            work()
+        if self._arrived:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._next)
+
+    def decide(self, sent: int, data: bytes) -> None:
+        """What `serve router` does for a prompt of the time ``sent`` (ns): hash, plan, book, and
+        notify the observers."""
         service, now = self._service, self._service.clock()
         self._end_responses(now)
         ids = as_array(data)
@@ -195,13 +157,7 @@ class ScaleRouter:
         service.decided(plan, request, record)
         self._prefills.append((now + _PREFILL_S, request.id))
         self._responses.append((now + _RESPONSE_S, record))
-        late = time.monotonic_ns() - sent
-        self.second.latencies.append(late / 1e6)
-        # CPU time since the last tick before it was sent: a little more than is due to it.
-        while len(self._ticks) > 1 and self._ticks[1][0] <= sent:
-            self._ticks.popleft()
-        own = time.thread_time_ns() - self._ticks[0][1] if self._ticks else late
-        self.second.own_latencies.append(min(late, own) / 1e6)
+        self.second.latencies.append((self._clock.ns() - sent) / 1e6)
 
     def _end_responses(self, now: float) -> None:
         service = self._service
@@ -216,88 +172,71 @@ class ScaleRouter:
 
     # -- measuring ----------------------------------------------------------------------------
 
-    async def tick(self) -> None:
-        """How late the loop comes back, and how much of that is CPU time of this thread."""
+    async def _tick(self) -> None:
+        """How late the loop comes back to a timer."""
         while True:
-            due, used = time.monotonic() + _TICK_S, time.thread_time()
-            self._ticks.append((time.monotonic_ns(), time.thread_time_ns()))
-            await asyncio.sleep(_TICK_S)
-            late = time.monotonic() - due
-            own = min(late, time.thread_time() - used)
-            self.second.stall = max(self.second.stall, late * 1000)
-            self.second.own = max(self.second.own, own * 1000)
+            due = self._clock.ns() + _TICK_NS
+            await asyncio.sleep(_TICK_NS / 1e9)
+            self.second.stall = max(self.second.stall, (self._clock.ns() - due) / 1e6)
 
-    async def sample(self) -> None:
-        used, at = time.process_time(), time.monotonic()
+    async def _sample(self) -> None:
+        used, at = self._clock.worked(), self._clock.ns()
         while True:
-            await asyncio.sleep(max(0.0, at + 1.0 - time.monotonic()))
-            now, cpu = time.monotonic(), time.process_time()
-            second, self.second = self.second, Second()
-            second.cpu, used, at = (cpu - used) / (now - at), cpu, now
-            report(
-                "second",
-                memory=resident_bytes(),
-                waiting=self.frontend.fleet.index.waiting,
-                entries=self._service.router.index.entry_count,
-                **vars(second),
-            )
+            await asyncio.sleep(1.0)
+            with self._clock.stopped():
+                now, worked = self._clock.ns(), self._clock.worked()
+                second, self.second = self.second, Second()
+                second.cpu, used, at = (worked - used) / (now - at), worked, now
+                second.memory = resident_bytes()
+                second.waiting = self.frontend.fleet.index.waiting
+                second.entries = self.entries
+                self.seconds.append(second)
 
-    def watch_collections(self) -> None:
-        began = 0.0
+    def _watch_collections(self) -> None:
+        began = 0
 
         def collected(phase: str, info: dict[str, int]) -> None:
             nonlocal began
             if phase == "start":
-                began = time.thread_time()
+                began = self._clock.cpu()
                 return
-            took = (time.thread_time() - began) * 1000
+            took = (self._clock.cpu() - began) / 1e6
             self.second.collection = max(self.second.collection, took)
 
         gc.callbacks.append(collected)
 
-    async def run(self, connection: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        began = time.process_time()
-        self.fill()
-        filled = time.process_time() - began
+    async def start(self) -> None:
+        """Follow the events of all workers."""
         await self.frontend.start()
         for number in range(self._fleet.workers):
             self.follow(number)
         settle_garbage_collector()
-        self.watch_collections()
-        index = self.frontend.fleet.index
-        while not all(state.connected for state in index.all_states().values()):  # noqa: ASYNC110
+        self._watch_collections()
+        while not all(map(self.follower, range(self._fleet.workers))):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-        _, inbox = await loop.create_connection(lambda: Inbox(self), sock=connection)
-        report(
-            "ready",
-            url=self.frontend.url,
-            entries=self._service.router.index.entry_count,
-            blocks=self._service.router.index.node_count,
-            memory=resident_bytes(),
-            fill_s=filled,
-        )
-        tasks = [asyncio.create_task(self.tick()), asyncio.create_task(self.sample())]
-        await inbox.closed
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        counts = {f"{kind} {code}": n for (kind, code), n in self._service.kv_events.items()}
-        report("done", refused=self.refused, events=counts)
+        self._measuring = [asyncio.create_task(self._tick()), asyncio.create_task(self._sample())]
+
+    async def end(self) -> None:
+        """Do what has arrived, and close."""
+        while self._arrived:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await self.frontend.fleet.index.drained()
+        await end_tasks(self._measuring)
         await self.frontend.close()
 
+    def outcomes(self) -> Counter[str]:
+        """Result of a change of the index -> how many."""
+        counts: Counter[str] = Counter()
+        for (_, code), number in self._service.kv_events.items():
+            counts[code] += number
+        return counts
 
-def report(what: str, **values: object) -> None:
-    sys.stdout.write(json.dumps({"what": what, **values}) + "\n")
-    sys.stdout.flush()
+    @property
+    def entries(self) -> int:
+        """(worker, block) pairs in the index."""
+        return self._service.router.index.entry_count
 
-
-def main() -> None:
-    logging.getLogger("dynctl").setLevel(logging.ERROR)
-    workers, endpoints, descriptor = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-    router = ScaleRouter(workers, endpoints.read_text(encoding="utf-8").split())
-    uvloop.run(router.run(socket.socket(fileno=descriptor)))
-
-
-if __name__ == "__main__":
-    main()
+    @property
+    def blocks(self) -> int:
+        """The blocks in the index that differ."""
+        return self._service.router.index.node_count
