@@ -10,13 +10,14 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from dynctl.serving.engines.flow import REPORT_S
 from tests.dynamo.fleet import DynamoFleet
 from tests.dynamo.processes import ProcessGroup
 from tests.ports import free_port
 from tests.sglang.stack import SglangStack
 from tests.vllm.conftest import Judge
 from tests.vllm.joined import Joined
-from tests.vllm.rates import ask
+from tests.vllm.rates import Outcome, ask
 from tests.vllm.stack import BLOCK, Engine, Frontend
 from tests.vllm.traffic import mixed, words
 from tests.waiting import until_now
@@ -74,8 +75,14 @@ def test_a_handed_off_prompt_is_answered_as_by_one_engine(
 
 
 def test_what_the_prefill_engine_reuses(frontend: Frontend, judged: Judge) -> None:
+    """The decode engine may be done first: its answer waits a second for the other's usage."""
+
+    def explain(outcome: Outcome) -> str | None:
+        waited = outcome.ended - outcome.began >= REPORT_S
+        return "usage of the prefill engine too late" if waited and not outcome.reported else None
+
     outcomes = [ask(frontend, body, hop="prefill") for body in mixed(40)]
-    judged("prefill of a hand-off through a bootstrap room", outcomes)
+    judged("prefill of a hand-off through a bootstrap room", outcomes, explain, least=0.9)
 
 
 def test_behind_a_dynamo_frontend(stack: SglangStack, engines: dict[str, Engine]) -> None:

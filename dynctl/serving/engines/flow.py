@@ -36,8 +36,9 @@ from router_core import Decision, Role, RoutingPlan, RoutingRequest
 
 #: Engines that may die of one request: the first and one more.
 _MOST_DEAD: Final = 2
-#: How long the answer of a decode engine waits for the usage of its prefill engine, in seconds.
-_REPORT_S: Final = 1.0
+#: How long the answer of a decode engine waits for the usage of its prefill engine, in seconds;
+#: then it reports no number of reused tokens.
+REPORT_S: Final = 1.0
 _STRANDED: Final = "this attempt excludes it because its domain had no eligible decode worker"
 
 _log = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ class Answer:
     async def wait_for_prefill(self) -> None:
         """Wait for the usage of a prefill engine whose blocks are at the decode engine already."""
         if self.course.companion is not None:
-            await asyncio.wait([self.course.companion], timeout=_REPORT_S)
+            await asyncio.wait([self.course.companion], timeout=REPORT_S)
 
     def close(self) -> None:
         """Close both connections, so that the engines stop the request."""
