@@ -19,7 +19,8 @@ from tests.soak.reports import report_on_request
 
 
 async def run(settings: dict[str, Any]) -> int:
-    """``workers``: specs; ``replica`` and ``peer``: addresses of replica sync, if any."""
+    """``workers``: specs; ``replica`` and ``peer``: addresses of replica sync, if any;
+    ``index_peers``: frontends whose index it begins with."""
     replicas = None
     if "replica" in settings:
         replicas = ReplicaConfig(bind=settings["replica"], peers=(settings["peer"],))
@@ -33,6 +34,7 @@ async def run(settings: dict[str, Any]) -> int:
         decision_memory_bytes=2_000_000,
         health=HealthConfig(interval_s=0.5, timeout_s=5.0),
         replicas=replicas,
+        index_peers=tuple(settings.get("index_peers", ())),
     )
     configure_logging(config.log_format, config.log_level)
     loop = asyncio.get_running_loop()

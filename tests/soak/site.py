@@ -86,13 +86,16 @@ class Site(Fleet):
         return self._relays.enter_context(Relay(urlsplit(address).port or 0))
 
     async def begin_frontend(self, name: str) -> None:
-        """Start a frontend, and let clients choose it."""
+        """Start a frontend, and let clients choose it. One that starts again has the index of the
+        other: the engines keep too few batches for replay."""
         other = "b" if name == "a" else "a"
+        again = name in self.frontends
         self.frontends[name] = await start_frontend(
             workers=[self.worker_spec(engine) for engine in ENGINES],
             replica=f"tcp://127.0.0.1:{self._ports[name]}",
             peer=f"tcp://127.0.0.1:{self.replicas[other].port}",
             router=_ROUTER,
+            index_peers=[self.frontends[other].record["url"]] if again else [],
         )
         self.serving.add(name)
 
