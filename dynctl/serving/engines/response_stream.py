@@ -218,9 +218,10 @@ class EngineStream:
         """Write chunks of whole events, with their frames, as they arrive.
 
         For a chunked response without unread pieces. ``write`` is that of a transport; RuntimeError
-        means that it is closed. ``seen`` gets the chunks that were written since its last call, and
-        returns after how many bytes it wants the next; 0: the other side is full. ``cut`` holds the
-        event that is not complete, here and where the caller reads on.
+        means that it is closed. ``seen`` gets the chunks since its last call, those of
+        :meth:`last_chunks` too, and returns after how many bytes it wants the next; 0: the other
+        side is full. ``cut`` holds the event that is not complete, here and where the caller reads
+        on.
 
         Returns True at the end; False when there is something for :meth:`last_chunks` or
         :meth:`readany`: the last chunks arrived together with the end, so that both can be passed
@@ -285,6 +286,8 @@ class EngineStream:
                 await self.wait()
         finally:
             self._end_pipe()
+            if self._last_chunks:
+                keep(self._last_chunks)
             if written:
                 seen(written)
         return self.exhausted and not self._last_chunks

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections import Counter
 from typing import Final
 
 from aiohttp import web
@@ -47,9 +46,11 @@ class Body:
         """Count its bytes no more."""
         bodies, peer = self._bodies, self._peer
         bodies.held -= self.size
-        left = bodies.peers[peer] = bodies.peers[peer] - self.size
-        if not left:
-            del bodies.peers[peer]
+        left = bodies.peers.get(peer, 0) - self.size
+        if left:
+            bodies.peers[peer] = left
+        else:
+            bodies.peers.pop(peer, None)
 
     async def read(self, http: ClientRequest, limit: int) -> bytes:
         """All bytes, decompressed. Raises HttpError: 400, 408, 413, 415 or the overload status."""
@@ -126,7 +127,7 @@ class Bodies:
         self._compressed = compressed
         self._overload = overload
         #: Address of a peer -> bytes of its requests.
-        self.peers: Counter[str] = Counter()
+        self.peers: dict[str, int] = {}
         self.held = 0
 
     def of(self, http: ClientRequest) -> Body:
@@ -135,17 +136,17 @@ class Bodies:
 
     def take(self, body: Body, peer: str, size: int) -> None:
         """Count ``size`` more bytes; raises HttpError if there is no room for them."""
-        most = self.limits.all_bodies_bytes
+        most, of_peer = self.limits.all_bodies_bytes, self.peers.get(peer, 0)
         share = int(most * PEER_SHARE)
         # One request alone has its limit anyway.
         if self.held + size > most and self.held > body.size:
             problem = f"the requests in flight have {most} bytes, the maximum"
-        elif self.peers[peer] + size > share and self.peers[peer] > body.size:
+        elif of_peer + size > share and of_peer > body.size:
             problem = f"your requests in flight have {share} bytes, the maximum of one client"
         else:
             body.size += size
             self.held += size
-            self.peers[peer] += size
+            self.peers[peer] = of_peer + size
             return
         raise overloaded(self._overload, problem)
 

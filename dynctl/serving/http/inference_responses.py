@@ -54,7 +54,7 @@ _TAIL_BYTES = 512
 #: Bytes waiting for a client; above this no more are sent until it reads some.
 _LAGGING_BYTES = 256 * 1024
 #: Chunks that were passed on and not counted yet.
-_BATCH_BYTES = 4 * 1024
+_BATCH_BYTES = 8 * 1024
 _SSE = "text/event-stream"
 #: The router queue: class of a request that waited, requests ahead of it at first, milliseconds.
 QUEUE_CLASS_HEADER: Final = "x-dynctl-queue-class"
@@ -213,7 +213,6 @@ async def pass_stream(
                     break
                 chunks = upstream.last_chunks()
                 if chunks:
-                    passed.take(chunks)
                     _note_end(record, passed.end)
                     await _write_last(response, write, chunks, changed=reuse is not None)
                     return response, passed.reported
