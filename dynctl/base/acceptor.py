@@ -1,7 +1,6 @@
 """Accept the connections of a listening socket."""
 
 import asyncio
-import contextlib
 import socket
 from collections.abc import Callable
 from typing import Any, Final
@@ -11,22 +10,6 @@ from typing import Any, Final
 MAX_ACCEPTED: Final = 256
 #: Seconds without accepting after the system refused, as it does when no descriptor is left.
 _AGAIN_S: Final = 0.1
-#: Probes without an answer after which a peer's host counts as gone.
-_PROBES: Final = 3
-
-
-def probe_peer(connection: Any, idle_s: int = 5, between_s: int = 5) -> None:
-    """Let the system end a connection whose peer's host vanished, or each that a listening socket
-    accepts: after ``idle_s`` of silence and three probes, ``between_s`` apart. A process that is
-    stopped does not count as gone; None is no connection."""
-    if connection is None:
-        return
-    with contextlib.suppress(OSError):
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        probes = {"TCP_KEEPIDLE": idle_s, "TCP_KEEPINTVL": between_s, "TCP_KEEPCNT": _PROBES}
-        for name, value in probes.items():
-            if (option := getattr(socket, name, None)) is not None:
-                connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class Acceptor:

@@ -11,8 +11,8 @@ import uuid
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 
-from dynctl.base.acceptor import probe_peer
 from dynctl.base.decode_errors import WireError
+from dynctl.base.peer_hosts import LOOK_S, connections_of_silent_hosts, probe_host
 from dynctl.wire.dynamo.request_plane import MAX_HANDSHAKE_BYTES, FrameDecoder, parse_handshake
 
 #: Connections that the kernel holds until they are accepted: many workers may answer at once.
@@ -31,6 +31,11 @@ class Receiver(Protocol):
 
     def received(self) -> None:
         """``frames`` has more bytes; also called once after :meth:`called`."""
+        ...
+
+    def host_is_silent(self) -> None:
+        """The worker's host does not respond; called again and again until it does, or until the
+        system ends the connection."""
         ...
 
     def lost(self, error: Exception | None) -> None:
@@ -67,6 +72,7 @@ class CallHome:
         self._strangers: dict[_CallingConnection, None] = {}
         self._strangers_of: dict[str | bytes, dict[_CallingConnection, None]] = {}
         self._connections: set[_CallingConnection] = set()
+        self._look: asyncio.TimerHandle | None = None
         self._closed = False
 
     async def port(self, host: str) -> int:
@@ -86,7 +92,7 @@ class CallHome:
                     lambda: _CallingConnection(self), address, self._port, backlog=_BACKLOG
                 )
                 # A worker that only computes sends nothing for long, as one whose host vanished.
-                probe_peer(first.sockets[0])
+                probe_host(first.sockets[0])
                 servers = self._servers[host] = [first]
                 for _ in range(_ACCEPTED - 1):
                     same = socket.socket(fileno=os.dup(first.sockets[0].fileno()))
@@ -123,6 +129,8 @@ class CallHome:
             receiver.lost(OSError("the request plane was closed"))
         for connection in list(self._connections):
             connection.abort()
+        if self._look is not None:
+            self._look.cancel()
 
     # -- called by connections -----------------------------------------------------------------
 
@@ -136,6 +144,15 @@ class CallHome:
         self._strangers[connection] = None
         self._strangers_of.setdefault(connection.peer, {})[connection] = None
         self._connections.add(connection)
+        if self._look is None:
+            self._look = asyncio.get_running_loop().call_later(LOOK_S, self._look_at_hosts)
+
+    def _look_at_hosts(self) -> None:
+        """Report silent hosts of workers to the receivers of their responses."""
+        loop = asyncio.get_running_loop()
+        self._look = loop.call_later(LOOK_S, self._look_at_hosts) if self._connections else None
+        for connection in connections_of_silent_hosts(self._connections):
+            connection.report_silence()
 
     def receiver_of(self, connection: "_CallingConnection", subject: str) -> Receiver | None:
         """Who expects this subject; it is expected no more."""
@@ -176,6 +193,19 @@ class _CallingConnection(asyncio.Protocol):
         self._receiver: Receiver | None = None
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def host(self) -> str | bytes:
+        return self.peer
+
+    @property
+    def socket(self) -> Any:
+        return None if self._transport is None else self._transport.get_extra_info("socket")
+
+    def report_silence(self) -> None:
+        """The peer's host does not respond."""
+        if self._receiver is not None:
+            self._receiver.host_is_silent()
 
     def abort(self) -> None:
         if self._transport is not None:

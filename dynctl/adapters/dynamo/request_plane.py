@@ -5,8 +5,6 @@ A request goes to the worker over TCP or over NATS; the response always arrives 
 
 import asyncio
 import ipaddress
-import socket
-import sys
 import uuid
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -16,9 +14,9 @@ from typing import Any, Final, NoReturn, Protocol, cast
 
 from dynctl.adapters.dynamo.call_home import CallHome, CallHomeCounts, Receiver
 from dynctl.adapters.ports import NotCalledBack, PlaneInterrupted, RequestPlaneError
-from dynctl.base.acceptor import probe_peer
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import CONNECTION_REFUSED, network_reason
+from dynctl.base.peer_hosts import SILENT_S, is_host_silent, probe_host
 from dynctl.wire.dynamo.discovery import Instance
 from dynctl.wire.dynamo.request_plane import (
     NO_CONTEXT,
@@ -55,17 +53,10 @@ _IDLE_S: Final = 30.0
 _UNACKNOWLEDGED: Final = 16_384
 
 
-#: Seconds without a sign of a worker's host before a request is sent to another worker, and seconds
-#: between two looks.
-_HOST_S: Final = 2.0
+#: Seconds between two looks at the host of a worker that has not accepted a request.
 _LOOK_S: Final = 0.25
-#: Of Linux's struct tcp_info: its size, and where its fields are.
-_TCP_INFO_BYTES: Final = 104
-_RETRANSMITS: Final = 2
-_UNACKNOWLEDGED_SEGMENTS: Final = slice(24, 28)
-_SINCE_LAST_SIGN_MS: Final = slice(56, 60)
-
-
+#: Probes of a worker's host: a request that was not accepted may go to another worker at once.
+_PROBES: Final = 3
 #: How often a request is sent over NATS while servers fail under it.
 _SENDINGS: Final = 3
 
@@ -283,7 +274,7 @@ class TcpRequestPlane:
             _fail(instance, f"cannot be requested: {error}")
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout
-        late = loop.call_later(min(timeout, _HOST_S), connection.judge, accepted, until)
+        late = loop.call_later(min(timeout, SILENT_S), connection.judge, accepted, until)
         try:
             refusal = await connection.request(request, accepted)
         except _HostSilent:
@@ -496,7 +487,8 @@ class _WorkerConnection(asyncio.Protocol):
         if acknowledged.done():
             return
         loop = asyncio.get_running_loop()
-        silent, now = self._host_is_silent(), loop.time()
+        connection = None if self._transport is None else self._transport.get_extra_info("socket")
+        silent, now = is_host_silent(connection), loop.time()
         if not silent and now < until:
             loop.call_at(min(now + _LOOK_S, until), self.judge, acknowledged, until)
             return
@@ -506,21 +498,6 @@ class _WorkerConnection(asyncio.Protocol):
             acknowledged.set_exception(TimeoutError())
             acknowledged.exception()  # its request may have been cancelled
         self.abort()
-
-    def _host_is_silent(self) -> bool:
-        """Whether the system sends again and again, and gets no sign that it arrives."""
-        if self._transport is None or not hasattr(socket, "TCP_INFO"):
-            return False  # not on Linux
-        connection = self._transport.get_extra_info("socket")
-        try:
-            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-        except OSError:
-            return False
-        return (
-            info[_RETRANSMITS] > 0
-            and any(info[_UNACKNOWLEDGED_SEGMENTS])
-            and int.from_bytes(info[_SINCE_LAST_SIGN_MS], sys.byteorder) >= 1000 * _HOST_S
-        )
 
     def abort(self) -> None:
         """Cut it; its requests without an acknowledgement end."""
@@ -534,7 +511,7 @@ class _WorkerConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
         # A request that has arrived is acknowledged by the system, and then nothing is sent again.
-        probe_peer(transport.get_extra_info("socket"), idle_s=2, between_s=1)
+        probe_host(transport.get_extra_info("socket"), _PROBES)
         self.local_host = transport.get_extra_info("sockname")[0]
         self._worker.open.append(self)
         loop = asyncio.get_running_loop()
@@ -627,6 +604,9 @@ class _OpenResponse:
         if answer is not None and transport is not None and answer.waiting > _BUFFER_BYTES:
             self._paused = True
             transport.pause_reading()
+
+    def host_is_silent(self) -> None:
+        """Nothing: each of its items has a timeout."""
 
     def lost(self, error: Exception | None) -> None:
         self._ended, self._error = True, error

@@ -81,7 +81,7 @@ _OUTPUT_TOKENS: Final = 65_536
 #: Seconds for a worker to close the connection of a complete response.
 _CLOSE_S: Final = 1.0
 #: Failures after which a response may go on elsewhere; an error that the worker reports is none.
-_MOVES_AFTER: Final = frozenset({"reset", "timeout", "ejected", "protocol"})
+_MOVES_AFTER: Final = frozenset({"reset", "timeout", "ejected", "protocol", "vanished"})
 #: Characters of a worker's text for the client of an invalid request.
 _MAX_PUBLIC: Final = 2000
 _AT_LENGTH: Final = EngineOutput(token_ids=[], finish_reason="length")
@@ -638,6 +638,9 @@ class PlaneStream(EngineStream):
         assert self._move is not None
         self._moving = asyncio.create_task(self._continue(self._move, failure))
 
+    def _may_leave_after(self, failure: UpstreamFailure) -> bool:
+        return super()._may_leave_after(failure) or self._may_move_after(failure)
+
     def _may_move_after(self, failure: UpstreamFailure) -> bool:
         running = not self.done and self._failure is None and self._moving is None
         return (
@@ -756,6 +759,10 @@ class _Link:
         self.received()
         if self._lost:
             self.lost(None)  # which waits again if there is more
+
+    def host_is_silent(self) -> None:
+        if not self._done and self.stream is not None:
+            self.stream.host_is_silent()
 
     def lost(self, error: Exception | None) -> None:
         self._stop_timer()

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from dynctl.base.acceptor import probe_peer
+from dynctl.base.peer_hosts import LOOK_S, SILENT_S, connections_of_silent_hosts, probe_host
 from dynctl.base.tasks import LoopShare
 from dynctl.serving.engines.failures import UpstreamFailure, connect_failure
 from dynctl.serving.engines.response_stream import SHARE_S, ClientBounds, EngineStream
@@ -84,6 +84,7 @@ class EngineClient:
         self._open: set[_EngineConnection] = set()
         self._tls: ssl.SSLContext | None = None
         self._sweep: asyncio.TimerHandle | None = None
+        self._look: asyncio.TimerHandle | None = None
         self._closed = False
         #: Set with the first connection. Each look-up of the running loop is a system call.
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -160,6 +161,8 @@ class EngineClient:
         self._closed = True
         if self._sweep is not None:
             self._sweep.cancel()
+        if self._look is not None:
+            self._look.cancel()
         for connection in tuple(self._open):
             connection.abort()
         self._idle.clear()
@@ -179,9 +182,20 @@ class EngineClient:
 
     def opened(self, connection: "_EngineConnection") -> None:
         self._open.add(connection)
+        if self._look is None:
+            self._look = asyncio.get_running_loop().call_later(LOOK_S, self._look_at_hosts)
 
     def lost(self, connection: "_EngineConnection") -> None:
         self._open.discard(connection)
+
+    def _look_at_hosts(self) -> None:
+        """Report silent hosts of engines to the responses that wait for output."""
+        loop = asyncio.get_running_loop()
+        self._look = loop.call_later(LOOK_S, self._look_at_hosts) if self._open else None
+        sent_by = loop.time() - SILENT_S
+        waiting = [each for each in self._open if each.waits_since(sent_by)]
+        for connection in connections_of_silent_hosts(waiting):
+            connection.report_silence()
 
     def _close_idle(self) -> None:
         """Close the connections that were idle for too long, of every origin."""
@@ -256,6 +270,23 @@ class _EngineConnection(asyncio.Protocol):
         self.idle_since = self._loop.time()
         self._client.released(self)
 
+    @property
+    def host(self) -> str:
+        return self.origin.host
+
+    @property
+    def socket(self) -> Any:
+        return None if self._transport is None else self._transport.get_extra_info("socket")
+
+    def waits_since(self, at: float) -> bool:
+        """Whether its request was sent by then, by the clock of the loop, and has no output."""
+        return self._stream is not None and self._stream.waits_since(at)
+
+    def report_silence(self) -> None:
+        """The engine's host does not respond."""
+        if self._stream is not None:
+            self._stream.host_is_silent()
+
     def abort(self) -> None:
         self.usable = False
         if self._transport is not None:
@@ -278,7 +309,7 @@ class _EngineConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
         self.usable = True
-        probe_peer(transport.get_extra_info("socket"))
+        probe_host(transport.get_extra_info("socket"))
         self._client.opened(self)
 
     def data_received(self, data: bytes) -> None:

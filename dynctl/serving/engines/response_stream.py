@@ -169,6 +169,10 @@ class EngineStream:
         """Whether the response is complete and was read to its end."""
         return self.done and not self._pieces
 
+    def waits_since(self, at: float) -> bool:
+        """Whether the request was sent by then, by the clock of the loop, and no output arrived."""
+        return self._born <= at and not self._started
+
     @property
     def started(self) -> bool:
         """Whether output has arrived."""
@@ -649,6 +653,17 @@ class EngineStream:
         self._end_pipe()
         self.close()
         self._release_waiter()
+
+    def host_is_silent(self) -> None:
+        """The engine's host does not respond. A response that another engine can give ends; any
+        other one may still arrive, until the system ends its connection."""
+        failure = UpstreamFailure("vanished", f"{self.origin}: its host does not respond")
+        if self._may_leave_after(failure):
+            self._fail(failure)
+
+    def _may_leave_after(self, failure: UpstreamFailure) -> bool:
+        """Whether the request may go to another engine after this failure."""
+        return not self._started
 
     def _release_waiter(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -448,3 +448,29 @@ async def test_a_pipe_that_breaks_says_so():
         with pytest.raises(UpstreamFailure, match="closed the connection during"):
             await to_the_end()
         assert b"he" not in b"".join(taken)  # half a chunk is not passed on
+
+
+async def test_a_request_whose_host_is_silent_ends_before_its_output(monkeypatch):
+    """Another engine may take it. A response with output may still arrive."""
+    monkeypatch.setattr(http_client, "SILENT_S", 0.0)
+    monkeypatch.setattr(http_client, "LOOK_S", 0.01)
+    silent: list[object] = []
+
+    def all_of_silent_hosts(connections):
+        silent.extend(connections)
+        return list(connections)
+
+    monkeypatch.setattr(http_client, "connections_of_silent_hosts", all_of_silent_hosts)
+    begun = CHUNKED + b"5\r\nhello\r\n"
+    async with serving([begun], [CHUNKED]) as (script, client):
+        stream = await client.post(script.url, b"{}", {})
+        assert await stream.readany() == b"hello"
+        silent.clear()
+        waiting = await client.post(script.url, b"{}", {})
+        with pytest.raises(UpstreamFailure, match="its host does not respond") as caught:
+            await waiting.readany()
+        assert (caught.value.kind, caught.value.retryable) == ("vanished", True)
+        assert len(set(silent)) == 1
+        assert not stream.done
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(stream.readany(), 0.05)
