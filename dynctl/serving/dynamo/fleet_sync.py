@@ -3,7 +3,8 @@
 As in Dynamo 1.6, each pool of workers has a topic (``active_sequences_events``), on which every
 router publishes its bookings from a channel of its own, which it registers in discovery. Dynamo
 has no handshake and no history: what was booked before a router came is unknown to it, and the
-bookings of a router that ends without a word expire. Here they end with its channel.
+bookings of a router that ends without a word expire. Here they end with its channel. Where messages
+were lost, a worker that reports no active blocks has no request from before.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from dynctl.wire.dynamo.active_sequences import (
     kind_of,
 )
 from dynctl.wire.dynamo.discovery import EndpointId, EventChannel, ZmqTransport, encode_entry
-from router_core import Change, Expired, Freed, PrefillDone, WorkerLost
+from router_core import Change, Expired, Freed, LoadReported, PrefillDone, WorkerLost
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +44,8 @@ _Key = tuple[str, int, int]
 MOST_IDLE: Final = 16
 #: Seconds for the messages of the end to leave.
 _LEAVE_S: Final = 0.2
+#: After so many seconds the requests from before a loss have reached their workers.
+_ARRIVED_S: Final = 2.0
 #: For so many seconds after a loss requests may run whose begin was lost.
 _UNSEEN_S: Final = 30.0
 
@@ -185,11 +188,26 @@ class FleetSync(SharedBookings):
                     if not any(True for _ in load.bookings(held)):
                         self._dismiss(router.bookings.pop(key))
             self._end_losses()
+        elif isinstance(change, LoadReported) and change.active_decode_blocks == 0:
+            self._end_at_idle_rank(change)
 
     def keep_alive(self) -> None:
         """Report who has too many requests."""
         for router in self._routers.values():
             self._judge_share(router.share, router.name)
+
+    def _end_at_idle_rank(self, report: LoadReported) -> None:
+        """End the bookings of a rank without active blocks whose end may have been lost."""
+        if report.active_prefill_tokens:
+            return
+        rank, now = (report.worker_id, report.dp_rank), self._clock()
+        for router in self._routers.values():
+            if router.missed_at is None or now - router.missed_at < _ARRIVED_S:
+                continue
+            for key in [key for key in router.unsure if key[1:] == rank]:
+                router.unsure.discard(key)
+                if key in router.bookings:
+                    self._free(router.bookings.pop(key))
 
     def _end_losses(self) -> None:
         """Forget the losses before which no booking of now was made."""
@@ -312,7 +330,8 @@ class FleetSync(SharedBookings):
             codes.REPLICA_BEHIND,
             router.name,
             f"{router.lost:,} of its messages were lost, and no router sends them again: "
-            f"requests that ended in them count until they expire, after {limit:g} s",
+            f"requests that ended in them count until their worker reports no active blocks, or "
+            f"until they expire, after {limit:g} s",
         )
 
     def _end(self, channel: EventChannel) -> None:

@@ -35,7 +35,7 @@ from dynctl.wire.dynamo.discovery import (
     NatsTransport,
     ZmqTransport,
 )
-from router_core import Booked, Expired, Freed, PrefillDone, Role, RouterConfig
+from router_core import Booked, Expired, Freed, LoadReported, PrefillDone, Role, RouterConfig
 from tests.dynctl.serving.test_observer import Rig
 from tests.waiting import patience, until
 
@@ -279,6 +279,32 @@ async def test_lost_messages_are_a_condition_until_what_they_ended_expired(synce
     assert not list(synced.service.conditions)
     assert synced.sync.rows()[0].requests == 0
     synced.service.apply(Expired())
+
+
+async def test_a_worker_without_active_blocks_has_no_request_from_before_a_loss(
+    synced: Synced,
+) -> None:
+    decode = synced.worker(Role.DECODE)
+    channel = synced.receive(SequenceAdded("r1", decode, 0, (1,), 0, THEIRS))
+
+    def report(**load: int) -> int:
+        """Requests after a report of the worker."""
+        synced.service.apply(LoadReported(decode, 0, **load))
+        return synced.requests(decode)
+
+    assert report(active_decode_blocks=0) == 1, "no message was lost: the report is older"
+    lost = ChannelCondition(ACTIVE_SEQUENCES, 0xFE, ChannelCode.EVENTS_DROPPED, "gap", 1)
+    synced.sync.take(channel, lost)
+    synced.receive(SequenceAdded("r2", decode, 0, (2,), 0, THEIRS))
+    assert report(active_decode_blocks=0) == 2, "r1 may be on its way"
+    synced.now = 2.5
+    assert report(active_decode_blocks=1) == 2
+    assert report(kv_used_blocks=0) == 2
+    assert report(active_decode_blocks=0, active_prefill_tokens=5) == 2
+    assert report(active_decode_blocks=0) == 1, "r2 came after the loss"
+    synced.now = 31.0
+    synced.service.expire()
+    assert not list(synced.service.conditions)
 
 
 async def test_a_loss_is_over_when_all_bookings_from_before_it_have_ended(synced: Synced) -> None:
