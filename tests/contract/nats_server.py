@@ -112,7 +112,8 @@ def nats_cluster(
         folder.mkdir()
         others = ", ".join(f'"nats://{other}"' for other in routes if other != route)
         cluster = f"cluster {{ name: planes, listen: {route}, routes: [{others}] }}\n"
-        server = NatsServer(folder, f"server_name: n{number}\n{cluster}{config}")
+        store = f'jetstream {{ store_dir: "{folder}" }}\n' if jetstream else ""
+        server = NatsServer(folder, f"server_name: n{number}\n{store}{cluster}{config}")
         server.port = free_port()
         servers.append(server)
     return servers
