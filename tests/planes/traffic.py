@@ -130,7 +130,11 @@ class Scores:
             if beside is not None:
                 theirs = stack.enter_context(traffic(beside, rate, clients))
             yield requests
-        self._runs.append((fault, requests, theirs))
+        self.add(fault, requests, theirs)
+
+    def add(self, fault: str, ours: Traffic, dynamo: Traffic | None = None) -> None:
+        """A row for the page of requests that were not sent here."""
+        self._runs.append((fault, ours, dynamo))
 
     def write(self) -> None:
         """Write one row for each fault; those of faults that did not run here stay."""
