@@ -18,10 +18,20 @@ _HEAD: Final = """# When etcd and NATS fail
 Three members of etcd and three NATS servers with JetStream, passwords and nkeys on loopback, two
 mock workers of a real Dynamo 1.6.1 with its NATS request plane, our frontend, and Dynamo's own on
 the same cluster. Rows about leases and lost data: one member, two attached engines. Rows about TLS
-and credentials: three of each, with client certificates and credential files. Both frontends get
-requests at the same steady rate while the fault is there. A request is lost when its client gets an
-error. Right after: seconds from the end of the fault until our frontend has the right workers. A
-minus sign: only our frontend has the fault, or it had the right workers all the time.
+and credentials: three of each, with client certificates and credential files. Rows about hosts:
+three network namespaces. Both frontends get requests at the same steady rate while the fault is
+there. A request is lost when its client gets an error. Right after: seconds from the end of the
+fault until our frontend has the right workers. A minus sign: only our frontend has the fault, or it
+had the right workers all the time.
+
+Of answers under way, the slowest is the longest wait for a token. They go on with another worker
+(`--migration-limit 3`), and one that has no token for 30 s is lost. Over HTTP an engine's stream
+that has begun cannot go on with another engine: it waits 20 s for its host. Of events, the slowest
+is the time from the stream to the index.
+
+Messages of replica sync are not stored. Routers that share load over `--router-replica-peer` or
+`--router-replica-nats` send all bookings again after a loss. Dynamo's routers do not: a request whose end
+was lost counts until its worker reports no active blocks, or until it expires after 300 s.
 
 `make test-planes` holds that our frontend loses none. While no NATS server is there requests wait
 for 8 s, then they get 503 with `retry-after`. `make test-planes ARGS=--record` writes the numbers,

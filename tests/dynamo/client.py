@@ -10,6 +10,7 @@ import json
 import random
 import socket
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -299,7 +300,8 @@ class InFlight:
     """A streamed request that a thread reads.
 
     ``wait_first(timeout)`` returns at the first event of the stream; ``result(timeout)`` at its
-    end; ``disconnect()`` closes the connection, as a client that leaves does.
+    end; ``disconnect()`` closes the connection, as a client that leaves does. ``longest_pause_s``:
+    between two lines of the stream.
     """
 
     def __init__(
@@ -321,6 +323,7 @@ class InFlight:
         self._text = ""
         self._error: Exception | None = None
         self._left = False
+        self.longest_pause_s = 0.0
         encoded = _encoded({**body, "stream": True}, headers)
         self._connection.request("POST", path, *encoded)
         self._thread = threading.Thread(target=self._read, name="in-flight", daemon=True)
@@ -361,7 +364,10 @@ class InFlight:
             if response.status != 200:
                 self._text = response.read().decode()
                 return
+            read_at = time.monotonic()
             for line in response:
+                before, read_at = read_at, time.monotonic()
+                self.longest_pause_s = max(self.longest_pause_s, read_at - before)
                 if line.startswith(b"data:") and not line.startswith(b"data: [DONE]"):
                     self._chunks.append(json.loads(line[5:]))
                     self._first.set()
