@@ -30,8 +30,9 @@ that has begun cannot go on with another engine: it waits 20 s for its host. Of 
 is the time from the stream to the index.
 
 Messages of replica sync are not stored. Routers that share load over `--router-replica-peer` or
-`--router-replica-nats` send all bookings again after a loss. Dynamo's routers do not: a request whose end
-was lost counts until its worker reports no active blocks, or until it expires after 300 s.
+`--router-replica-nats` send all bookings again after a loss. Dynamo's routers do not: here, a
+request whose end was lost counts until its worker reports no active blocks, or until it expires
+after 300 s.
 
 `make test-planes` holds that our frontend loses none. While no NATS server is there requests wait
 for 8 s, then they get 503 with `retry-after`. `make test-planes ARGS=--record` writes the numbers,
