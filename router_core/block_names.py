@@ -169,11 +169,12 @@ class BlockNames:
         body = self.runs.bodies[run]
         count = self.runs.lengths[run]
         names: Sequence[int] = packer(count - end).unpack_from(body, len(body) // 3 * 2 + end * 8)
+        remove, unnamed = self.shared.remove, self.unnamed
         for block, name in enumerate(names, run << POSITION_BITS | end):
-            if block in self.unnamed:
-                self.unnamed.discard(block)
+            if unnamed and block in unnamed:
+                unnamed.discard(block)
             else:
-                self.shared.remove(name, block)
+                remove(name, block)
 
     def _release(self, slot: int) -> None:
         own = self.own.get(slot)

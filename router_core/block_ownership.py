@@ -332,7 +332,7 @@ class BlockOwnership:
         if slot in self._dropping:
             return RemoveResult(0, 0, len(block_hashes))
         groups = self._groups.get(slot)
-        if not self.is_main(slot, group):
+        if group != (0 if groups is None else groups.main):
             # The same names as in the main group, which may hold its blocks longer.
             gone = groups.remove(group, block_hashes) if groups is not None else 0
             return RemoveResult(gone, 0, len(block_hashes) - gone)
@@ -341,10 +341,9 @@ class BlockOwnership:
             last = [name for name in block_hashes if remove_copy(extra, name) is None]
             self._extra_total[slot] -= len(block_hashes) - len(last)
             block_hashes = last
-        bit = 1 << slot
-        first = self._names_in_run(slot, bit, block_hashes)
+        bit, total = 1 << slot, len(block_hashes)
+        first = None if total < _FEW_NAMES else self._names_in_run(slot, bit, block_hashes)
         if first is not None:
-            total = len(block_hashes)
             gone = self._release(slot, (first,), range(first, first + total))
             return RemoveResult(total, gone - total, 0)
         # All names first: removing an earlier block drops the names of the later ones.
@@ -500,7 +499,7 @@ class BlockOwnership:
         the slot holds, in either direction: engines drop the end of a prompt, the last block first.
         None elsewhere."""
         runs, names, count = self._runs, self._names, len(block_hashes)
-        if count < _FEW_NAMES or slot in names.own:
+        if slot in names.own:
             return None
         start, end = names.find(block_hashes[0]), names.find(block_hashes[-1])
         if start is None or end is None or abs(end - start) != count - 1:
@@ -625,27 +624,27 @@ class BlockOwnership:
         have a parent again; None: none does.
         """
         runs, bit = self._runs, 1 << slot
-        firsts: dict[int, int] = {}
-        for block in blocks:
-            run, at = block >> POSITION_BITS, block & POSITION
-            firsts[run] = min(at, firsts.get(run, at))
-        order: list[int] = []
-        pending = [run << POSITION_BITS | at for run, at in firsts.items()]
-        while pending:
-            block = pending.pop()
-            order.append(block)
-            if runs.forks:
-                pending += [
-                    kid << POSITION_BITS
-                    for kid in runs.kids_from(block >> POSITION_BITS, block & POSITION)
-                    if runs.end(kid, bit)
-                ]
-        if removed is not None and self.exact and self._hides(bit, order, len(removed)):
-            self._detach_hidden(slot, order, removed)
-        # Parents last: a run stays as long as another continues it.
-        return sum(
-            self._leave(slot, block >> POSITION_BITS, block & POSITION) for block in reversed(order)
-        )
+        # The first block of each run: of equal keys the last one stays.
+        firsts = {block >> POSITION_BITS: block for block in sorted(blocks, reverse=True)}
+        pending = [*firsts.values()]
+        if runs.forks:
+            order: list[int] = []
+            while pending:
+                block = pending.pop()
+                order.append(block)
+                run, at = block >> POSITION_BITS, block & POSITION
+                if runs.forks.get(run, 0) >> at:
+                    for kid in runs.kids_from(run, at):
+                        if runs.end(kid, bit):
+                            pending.append(kid << POSITION_BITS)
+            # Parents last: a run stays as long as another continues it.
+            pending = order[::-1]
+        if removed is not None and self.exact and self._hides(bit, pending, len(removed)):
+            self._detach_hidden(slot, pending[::-1], removed)
+        count = 0
+        for block in pending:
+            count += self._leave(slot, block >> POSITION_BITS, block & POSITION)
+        return count
 
     def _hides(self, bit: int, order: Sequence[int], removed: int) -> bool:
         """Whether more blocks are held from the first ones in ``order`` on than are ``removed``."""
@@ -666,7 +665,8 @@ class BlockOwnership:
         end = runs.end(run, bit)
         if end <= at:
             return 0
-        self._names.disown(slot, run, at, end)
+        if slot in self._names.own:
+            self._names.disown(slot, run, at, end)
         left = runs.hold(run, bit, at)
         if not at and runs.above[run] == ROOT:
             self._root_counts[slot] -= 1

@@ -88,9 +88,6 @@ class PackedTable:
 
         False, and nothing is added, if one of them occurs twice or has a value (as in `find`).
         """
-        count = len(keys)
-        if count > 1 and len({*keys}) != count:
-            return False
         if self._crowded:
             return self._add_one_by_one(keys, value, is_meant)
         shards, first = self._shards, value
@@ -101,14 +98,12 @@ class PackedTable:
             if entry := shard[at]:
                 end = at + _REACH
                 while entry:
-                    if (
-                        entry >> VALUE_BITS == rest
-                        and not first <= entry & _VALUE < value
-                        and is_meant(entry & _VALUE, keys[value - first])
-                    ):
-                        for done in range(first, value):
-                            self.remove(keys[done - first], done)
-                        return False
+                    if entry >> VALUE_BITS == rest:
+                        key, other = keys[value - first], entry & _VALUE
+                        added = first <= other < value
+                        if keys[other - first] == key if added else is_meant(other, key):
+                            self._remove_added(keys, first, value)
+                            return False
                     at += 1
                     if at == end:
                         break
@@ -116,16 +111,24 @@ class PackedTable:
                 if at == end:
                     self._place(rest, rest << VALUE_BITS | value)
                     value += 1
+                    if self._crowded:
+                        self._remove_added(keys, first, value)
+                        return self._add_one_by_one(keys, first, is_meant)
                     continue
                 at %= size
             shard[at] = rest << VALUE_BITS | value
             value += 1
         return True
 
+    def _remove_added(self, keys: Sequence[int], first: int, end: int) -> None:
+        """Remove the values from ``first`` to before ``end`` from the first of the keys."""
+        for key, value in zip(keys, range(first, end), strict=False):
+            self.remove(key, value)
+
     def _add_one_by_one(
         self, keys: Sequence[int], value: int, is_meant: Callable[[int, int], bool]
     ) -> bool:
-        if any(self.find(key, is_meant) for key in keys):
+        if len({*keys}) != len(keys) or any(self.find(key, is_meant) for key in keys):
             return False
         for added, key in enumerate(keys, value):
             self.add(key, added)
@@ -139,7 +142,7 @@ class PackedTable:
         wanted = rest << VALUE_BITS | value
         at = (rest >> _SHARD_BITS) % size
         end = at + _REACH
-        while (entry := shard[at % size]) != wanted:
+        while (entry := shard[at if at < size else at % size]) != wanted:
             at += 1
             if not entry or at == end:
                 left = tuple(other for other in self._crowded.pop(rest) if other != value)
@@ -149,10 +152,12 @@ class PackedTable:
         hole = at
         shard[at % size] = 0
         # Those after it move up, so that none is behind an empty place.
-        while entry := shard[(at := at + 1) % size]:
+        at += 1
+        while entry := shard[at if at < size else at % size]:
             if (at - (entry >> _PLACE)) % size >= at - hole:
                 shard[hole % size], shard[at % size] = entry, 0
                 hole = at
+            at += 1
 
     def values(self) -> Iterator[int]:
         """All values."""
@@ -184,6 +189,8 @@ class PackedTable:
                 at = (moved >> _PLACE) % size
                 if not larger[at]:
                     larger[at] = moved
+                elif at + 1 < size and not larger[at + 1]:
+                    larger[at + 1] = moved
                 elif not _put(larger, moved):
                     other = moved >> VALUE_BITS
                     self._crowded[other] = (*self._crowded.get(other, ()), moved & _VALUE)
@@ -194,7 +201,7 @@ def _put(shard: "array[int]", entry: int) -> bool:
     size = len(shard)
     at = (entry >> _PLACE) % size
     end = at + _REACH
-    while shard[at % size]:
+    while shard[at if at < size else at % size]:
         at += 1
         if at == end:
             return False
