@@ -68,6 +68,13 @@ class BlockNames:
 
     def find(self, name: int) -> int | None:
         """The block with this shared name."""
+        block = self.shared.first(name)
+        if not block:
+            return None
+        body = self.runs.bodies[block >> POSITION_BITS]
+        if u64(body, len(body) // 3 * 2 + (block & POSITION) * 8)[0] == name:
+            return block
+        # Another name with the same remainder.
         return self.shared.find(name, self.is_named) or None
 
     def shared_name(self, block: int) -> int | None:

@@ -275,10 +275,11 @@ class BlockOwnership:
         runs, run, at = self._runs, 0, 0
         if above != ROOT:
             run, at = above >> POSITION_BITS, (above & POSITION) + 1
-            same = runs.equal_locals(run, at, data, done)
-            if same:
-                return run, at, same
-        if above == ROOT or above in runs.kids:
+            if at < runs.lengths[run]:
+                same = runs.equal_locals(run, at, data, done)
+                if same:
+                    return run, at, same
+        if above == ROOT or (run in runs.forks and above in runs.kids):
             sequence = first if above == ROOT else chain(runs.sequence(above), first)
             kid = runs.start(sequence, above)
             if kid:
@@ -349,14 +350,16 @@ class BlockOwnership:
         # All names first: removing an earlier block drops the names of the later ones.
         held = set()
         unknown = []
+        names, end = self._names, self._runs.end
+        shared = slot not in names.own
         for name in block_hashes:
-            block = self._names.block(slot, name)
-            if block is None or not self._holds(block, bit):
+            block = names.find(name) if shared else names.block(slot, name)
+            if block is None or end(block >> POSITION_BITS, bit) <= block & POSITION:
                 unknown.append(name)
             else:
                 held.add(block)
         gone = self._release(slot, held, held)
-        waited = self._remove_detached(slot, unknown) if self.detached else 0
+        waited = self._remove_detached(slot, unknown) if unknown and self.detached else 0
         return RemoveResult(len(held) + waited, gone - len(held), len(unknown) - waited)
 
     def clear(self, slot: int) -> int:

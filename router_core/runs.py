@@ -32,6 +32,8 @@ ROOT = 2**64 - 1
 """The above of a run that starts prompts."""
 WIDTH = 24
 _SAME_MASKS = 4096
+# Blocks for which a run that grows gets room at least: an output fills one block at a time.
+_ROOM = 4
 _BEGINNING = 32
 _MOST_RUNS = 1 << VALUE_BITS - POSITION_BITS
 
@@ -238,7 +240,7 @@ class Runs:
         end = self.lengths[run]
         length = end + len(sequences) // 8
         if length * WIDTH > len(self.bodies[run]):
-            self._resize(run, min(LIMIT, length + (length >> 3)))
+            self._resize(run, min(LIMIT, length + max(_ROOM, length >> 3)))
         body = self.writable(run)
         size = len(body) // 3
         first, last = 8 * end, 8 * length
