@@ -21,8 +21,11 @@ _LOW = _SHARDS - 1
 _PLACE = VALUE_BITS + _SHARD_BITS
 _FIRST_SIZE = 8
 _REACH = 40
-"""An entry is at most so many places after its own. With random keys that is so up to two thirds
-full."""
+"""An entry is at most so many places after its own."""
+_NEAR = 10
+"""An entry that finds no place so near lets its array grow, if the table is more than `_FULL` full:
+each operation takes longer the fuller it is."""
+_FULL = 0.65
 # Stands for a shard without entries; the remainder is that of no key.
 _NO_SHARD = array("Q", (2**64 - 1,))
 
@@ -30,10 +33,12 @@ _NO_SHARD = array("Q", (2**64 - 1,))
 class PackedTable:
     """Values from 1 to 2**38 - 1 under u64 keys that the caller keeps."""
 
-    __slots__ = ("_crowded", "_shards")
+    __slots__ = ("_count", "_crowded", "_shards")
 
     def __init__(self) -> None:
         self._shards = [_NO_SHARD] * _SHARDS
+        self._count = 0
+        """entries"""
         self._crowded: dict[int, tuple[int, ...]] = {}
         """remainder -> values that found no place; only where many keys are chosen to be close"""
 
@@ -73,6 +78,7 @@ class PackedTable:
 
     def add(self, key: int, value: int) -> None:
         """Add a value to ``key``."""
+        self._count += 1
         rest = key % _PRIME
         shard = self._shards[rest & _LOW]
         at = (rest >> _SHARD_BITS) % len(shard)
@@ -96,7 +102,7 @@ class PackedTable:
             size = len(shard)
             at = (rest >> _SHARD_BITS) % size
             if entry := shard[at]:
-                end = at + _REACH
+                near, end = at + _NEAR, at + _REACH
                 while entry:
                     if entry >> VALUE_BITS == rest:
                         key, other = keys[value - first], entry & _VALUE
@@ -108,7 +114,7 @@ class PackedTable:
                     if at == end:
                         break
                     entry = shard[at if at < size else at % size]
-                if at == end:
+                if at >= near:
                     self._place(rest, rest << VALUE_BITS | value)
                     value += 1
                     if self._crowded:
@@ -118,10 +124,12 @@ class PackedTable:
                 at %= size
             shard[at] = rest << VALUE_BITS | value
             value += 1
+        self._count += value - first
         return True
 
     def _remove_added(self, keys: Sequence[int], first: int, end: int) -> None:
         """Remove the values from ``first`` to before ``end`` from the first of the keys."""
+        self._count += end - first
         for key, value in zip(keys, range(first, end), strict=False):
             self.remove(key, value)
 
@@ -136,6 +144,7 @@ class PackedTable:
 
     def remove(self, key: int, value: int) -> None:
         """Remove ``value`` from ``key``, which has it."""
+        self._count -= 1
         rest = key % _PRIME
         shard = self._shards[rest & _LOW]
         size = len(shard)
@@ -171,29 +180,39 @@ class PackedTable:
         """An independent copy."""
         made = PackedTable.__new__(PackedTable)
         made._shards = [shard if shard is _NO_SHARD else shard[:] for shard in self._shards]
-        made._crowded = self._crowded.copy()
+        made._count, made._crowded = self._count, self._crowded.copy()
         return made
 
     def _place(self, rest: int, entry: int) -> None:
         """Put an entry at a free place, in a larger array if there is none near."""
-        while not _put(shard := self._shards[rest & _LOW], entry):
-            entries = [] if shard is _NO_SHARD else [moved for moved in shard if moved]
-            if 2 * len(entries) < len(shard) and shard is not _NO_SHARD:
-                value = entry & _VALUE
-                self._crowded[rest] = (*self._crowded.get(rest, ()), value)
+        shard = self._shards[rest & _LOW]
+        if shard is _NO_SHARD or self._count > _FULL * _SHARDS * len(shard):
+            shard = self._grow(rest, shard)
+        while not _put(shard, entry):
+            if 2 * (len(shard) - shard.count(0)) < len(shard):
+                self._crowd(entry)
                 return
-            # Different first sizes, so that the arrays do not all grow at the same time.
-            size = 2 * len(shard) if entries else _FIRST_SIZE + (rest & _FIRST_SIZE - 1)
-            self._shards[rest & _LOW] = larger = array("Q", bytes(8 * size))
-            for moved in entries:
-                at = (moved >> _PLACE) % size
-                if not larger[at]:
-                    larger[at] = moved
-                elif at + 1 < size and not larger[at + 1]:
-                    larger[at + 1] = moved
-                elif not _put(larger, moved):
-                    other = moved >> VALUE_BITS
-                    self._crowded[other] = (*self._crowded.get(other, ()), moved & _VALUE)
+            shard = self._grow(rest, shard)
+
+    def _grow(self, rest: int, shard: "array[int]") -> "array[int]":
+        """The shard of a remainder, with twice the places."""
+        entries = [] if shard is _NO_SHARD else [moved for moved in shard if moved]
+        # Different first sizes, so that the arrays do not all grow at the same time.
+        size = 2 * len(shard) if entries else _FIRST_SIZE + (rest & _FIRST_SIZE - 1)
+        self._shards[rest & _LOW] = larger = array("Q", bytes(8 * size))
+        for moved in entries:
+            at = (moved >> _PLACE) % size
+            if not larger[at]:
+                larger[at] = moved
+            elif at + 1 < size and not larger[at + 1]:
+                larger[at + 1] = moved
+            elif not _put(larger, moved):
+                self._crowd(moved)
+        return larger
+
+    def _crowd(self, entry: int) -> None:
+        rest = entry >> VALUE_BITS
+        self._crowded[rest] = (*self._crowded.get(rest, ()), entry & _VALUE)
 
 
 def _put(shard: "array[int]", entry: int) -> bool:

@@ -81,6 +81,16 @@ def test_crowded_keys_are_found_and_removed() -> None:
     assert [*table.values()] == []
 
 
+def test_a_key_that_occurs_twice_is_found_among_crowded_ones() -> None:
+    table = PackedTable()
+    keys = [5 + PRIME * number for number in range(60)]
+    assert not table.add_new([*keys, keys[55]], 1, lambda value, key: False)
+    assert [*table.values()] == []
+    assert table.add_new(keys, 1, lambda value, key: keys[value - 1] == key)
+    assert table._crowded
+    assert sorted(table.values()) == [*range(1, 61)]
+
+
 def test_a_copy_is_independent() -> None:
     table = PackedTable()
     table.add(7, 1)
