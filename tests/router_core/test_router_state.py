@@ -37,54 +37,56 @@ INDEX_STATES = ["current", "gapped", "over_limit", "absent"]
 ROLES = st.sampled_from(["aggregated", "prefill", "decode"])
 
 
-@st.composite
-def change(draw: st.DrawFn) -> c.Change:
-    who = draw(IDS)
-    rank = draw(st.integers(0, 1))
-    made: list[c.Change] = [
-        c.WorkerUpserted(
-            worker(
-                who,
-                role=draw(ROLES),
-                zone=draw(st.sampled_from([None, "a", "b"])),
-                data_parallel_size=draw(st.integers(1, 2)),
-                total_kv_blocks=draw(st.sampled_from([None, 50])),
-                kv_events=draw(st.sampled_from([True, True, False])),
-            )
+RANKS = st.integers(0, 1)
+REMOVED = BlocksRemoved(stored(1, 6, 0).event.block_hashes[2:3])  # type: ignore[union-attr]
+
+#: Each draws its own fields only.
+CHANGES: st.SearchStrategy[c.Change] = st.one_of(
+    st.builds(
+        c.WorkerUpserted,
+        st.builds(
+            worker,
+            IDS,
+            role=ROLES,
+            zone=st.sampled_from([None, "a", "b"]),
+            data_parallel_size=st.integers(1, 2),
+            total_kv_blocks=st.sampled_from([None, 50]),
+            kv_events=st.sampled_from([True, True, False]),
         ),
-        c.WorkerLost(who),
-        c.WorkerAvailability(who, draw(st.sampled_from([None, "refused"]))),
-        stored(who, draw(st.integers(1, 6)), draw(st.integers(0, 2)), rank),
-        c.KvEvent(who, rank, BlocksRemoved(stored(1, 6, 0).event.block_hashes[2:3])),  # type: ignore[union-attr]
-        c.KvEvent(who, rank, Cleared()),
-        c.IndexMarked(
-            who, rank, draw(st.sampled_from(["current", "gapped", "over_limit", "absent"])), 2
-        ),
-        c.IndexConnected(who, rank, draw(st.booleans())),
-        c.Booked(
-            draw(NAMES),
-            draw(st.sampled_from(c.STAGES)),
-            who,
-            rank,
-            draw(st.integers(0, 99)),
-            request(draw(st.integers(0, 99))).sequence_hashes,
-            draw(st.integers(0, 3)),
-            predicted_s=draw(st.sampled_from([None, None, 0.0, 100.0])),
-        ),
-        c.PrefillDone(draw(NAMES)),
-        c.Progressed(draw(NAMES)),
-        c.OutputBlock(draw(NAMES), draw(st.sampled_from([None, 0.0, 0.5]))),
-        c.Freed(draw(NAMES), draw(st.sampled_from([None, *c.STAGES]))),
-        c.LoadReported(
-            who, rank, draw(st.sampled_from([None, 10, 60])), None, draw(st.sampled_from([None, 7]))
-        ),
-        c.ThresholdsSet(
-            MODEL, {"active_decode_blocks_threshold": draw(st.sampled_from([None, 0.5]))}
-        ),
-        c.ConfigSet({"prefill_load_scale": draw(st.sampled_from([1.0, 2.0]))}),
-        c.Expired(),
-    ]
-    return draw(st.sampled_from(made))
+    ),
+    st.builds(c.WorkerLost, IDS),
+    st.builds(c.WorkerAvailability, IDS, st.sampled_from([None, "refused"])),
+    st.builds(stored, IDS, st.integers(1, 6), st.integers(0, 2), RANKS),
+    st.builds(c.KvEvent, IDS, RANKS, st.just(REMOVED)),
+    st.builds(c.KvEvent, IDS, RANKS, st.just(Cleared())),
+    st.builds(c.IndexMarked, IDS, RANKS, st.sampled_from(INDEX_STATES), st.just(2)),
+    st.builds(c.IndexConnected, IDS, RANKS, st.booleans()),
+    st.builds(
+        c.Booked,
+        NAMES,
+        st.sampled_from(c.STAGES),
+        IDS,
+        RANKS,
+        st.integers(0, 99),
+        st.integers(0, 99).map(lambda tokens: request(tokens).sequence_hashes),
+        st.integers(0, 3),
+        predicted_s=st.sampled_from([None, None, 0.0, 100.0]),
+    ),
+    st.builds(c.PrefillDone, NAMES),
+    st.builds(c.Progressed, NAMES),
+    st.builds(c.OutputBlock, NAMES, st.sampled_from([None, 0.0, 0.5])),
+    st.builds(c.Freed, NAMES, st.sampled_from([None, *c.STAGES])),
+    st.builds(c.LoadReported, IDS, RANKS, SIGNAL, st.none(), st.sampled_from([None, 7])),
+    st.builds(
+        c.ThresholdsSet,
+        st.just(MODEL),
+        st.fixed_dictionaries({"active_decode_blocks_threshold": FRACTION}),
+    ),
+    st.builds(
+        c.ConfigSet, st.fixed_dictionaries({"prefill_load_scale": st.sampled_from([1.0, 2.0])})
+    ),
+    st.just(c.Expired()),
+)
 
 
 def answers(made: Router) -> list[Any]:
@@ -118,7 +120,7 @@ FIRST: list[c.Change] = [
 
 
 @settings(max_examples=60)
-@given(st.lists(change(), min_size=10, max_size=40).map(lambda steps: FIRST + steps), st.data())
+@given(st.lists(CHANGES, min_size=10, max_size=40).map(lambda steps: FIRST + steps), st.data())
 def test_a_snapshot_plus_later_changes_equals_the_state(
     steps: list[c.Change], data: st.DataObject
 ) -> None:
@@ -145,7 +147,7 @@ def test_a_snapshot_plus_later_changes_equals_the_state(
 
 
 @settings(max_examples=60)
-@given(st.lists(change(), min_size=10, max_size=40).map(lambda steps: FIRST + steps), st.booleans())
+@given(st.lists(CHANGES, min_size=10, max_size=40).map(lambda steps: FIRST + steps), st.booleans())
 def test_what_is_derived_is_what_follows_from_bookings_reports_and_workers(
     steps: list[c.Change], learns: bool
 ) -> None:
