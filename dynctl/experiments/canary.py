@@ -24,6 +24,7 @@ from dynctl.sources.http import (
     frontend_url,
     json_object,
     read_response,
+    tls_hint,
 )
 
 T = TypeVar("T")
@@ -81,7 +82,7 @@ class Reply:
     ``events``: seconds from the request to each event of a stream with choices. ``texts``: how many
     of them have output. ``disorder``: what is wrong with their order, empty if nothing. ``done``:
     the stream ended with ``[DONE]``. ``seconds``: to the end of the response. ``decision``: the id
-    that a dynctl frontend gives.
+    that a dynctl frontend gives. ``hint``: what to do about ``problem``, where that is known.
     """
 
     status: int
@@ -98,6 +99,7 @@ class Reply:
     done: bool = False
     seconds: float = 0.0
     decision: str = ""
+    hint: str = ""
 
     @property
     def answered(self) -> bool:
@@ -354,7 +356,7 @@ class CanaryClient:
         except TimeoutError:
             return Reply(0, f"no response within {self._timeout:g} s"), None
         except httpx.HTTPError as error:
-            return Reply(0, network_reason(error)), None
+            return Reply(0, network_reason(error), hint=tls_hint(self.url, error)), None
         whole = httpx.Response(response.status_code, content=content)
         seconds = time.monotonic() - started
         if whole.status_code != 200:

@@ -156,7 +156,8 @@ async def _subject(client: CanaryClient, operator: Operator, wanted: TrialOption
     listed, rows = await client.models()
     if listed.status == 0:
         raise Unreachable(
-            f"{client.url} does not answer: {listed.problem}", "check the address and the port"
+            f"{client.url} does not answer: {listed.problem}",
+            listed.hint or "check the address and the port",
         )
     if listed.status in (401, 403):
         raise DynctlError(

@@ -20,6 +20,7 @@ from dynctl.documents.route_result import RouteResult
 from dynctl.documents.thresholds import ModelThresholds, Thresholds, ThresholdValues
 from dynctl.documents.workers import WorkerRow, WorkersAnswer, decode_workers
 from dynctl.sources.http import (
+    WEB_PAGE,
     HttpFrontend,
     error_message,
     json_object,
@@ -35,8 +36,11 @@ TOKEN_REQUIRED: Final = "a token is required"  # noqa: S105  not a token
 TOKEN_HINT: Final = "set DYNCTL_TOKEN, or give --token TOKEN"  # noqa: S105  not a token
 #: How the 404 of a Dynamo frontend and of engines for an unknown path begins.
 _NO_ROUTE: Final = ("route not found", "no route ")
+#: What other programs answer to a path that they do not have.
+_NOT_OURS: Final = ("", "not found", "404: not found", WEB_PAGE)
 _VERSION_HINT: Final = (
-    "dynctl version --frontend URL shows what answers there; for a Dynamo add its --discovery"
+    "for a Dynamo add its --discovery; before an engine start a frontend: dynctl serve frontend "
+    "--worker URL"
 )
 
 
@@ -221,7 +225,8 @@ class FrontendClient(HttpFrontend):
             raise UsageProblem(f"{self.url} cannot save views (404): {message}")
         if path.startswith("/v1/decisions/") and status in (400, 404) and message:
             raise UsageProblem(f"{self.url}: {message}")
-        if status == 404 and (not message or message.lower().startswith(_NO_ROUTE)):
+        plain = message.lower()
+        if status == 404 and (plain in _NOT_OURS or plain.startswith(_NO_ROUTE)):
             raise UsageProblem(f"{self.url}{path}: 404, not a dynctl frontend", _VERSION_HINT)
         if status == 501:
             raise UsageProblem(f"{self.url}: {message}")

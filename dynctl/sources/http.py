@@ -103,18 +103,9 @@ class HttpFrontend:
         except httpx.HTTPError as error:
             reason = network_reason(error)
             raise Unreachable(
-                f"{self.url} does not answer: {reason}", self._network_hint(error, reason)
+                f"{self.url} does not answer: {reason}",
+                tls_hint(self.url, error) or self.unreachable_hint,
             ) from None
-
-    def _network_hint(self, error: httpx.HTTPError, reason: str) -> str:
-        if reason.startswith(UNTRUSTED):
-            return "set the certificate that signed it: --ca-cert FILE, or DYNCTL_CA_CERT"
-        scheme = self.url.partition("://")[0]
-        if scheme == "http" and isinstance(error, httpx.RemoteProtocolError):
-            return "if it serves https, give its URL with https://"
-        if scheme == "https" and reason.startswith("TLS: "):
-            return "if it serves http, give its URL with http://"
-        return self.unreachable_hint
 
     def send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
         """The response to a request that succeeded. Raises DynctlError."""
@@ -214,11 +205,29 @@ async def read_response(
         raise Unreachable(network_reason(error)) from None
 
 
+def tls_hint(url: str, error: httpx.HTTPError) -> str:
+    """What to do where http, https or a certificate is the cause; empty otherwise."""
+    reason = network_reason(error)
+    if reason.startswith(UNTRUSTED):
+        return "set the certificate that signed it: --ca-cert FILE, or DYNCTL_CA_CERT"
+    scheme = url.partition("://")[0]
+    if scheme == "http" and isinstance(error, httpx.RemoteProtocolError):
+        return "if it serves https, give its URL with https://"
+    if scheme == "https" and reason.startswith("TLS: "):
+        return "if it serves http, give its URL with http://"
+    return ""
+
+
+#: Why there is no response, in place of the page itself.
+WEB_PAGE: Final = "a web page"
+
+
 def error_message(response: httpx.Response) -> str:
     """The reason in an error response: OpenAI's shape, Dynamo's, or plain text."""
     document = json_object(response)
     if not document:
-        return response.text.strip()[:500]
+        plain = response.text.strip()
+        return WEB_PAGE if plain.startswith("<") else plain[:500]
     error = document.get("error", document.get("message", document.get("detail", "")))
     if isinstance(error, dict):
         error = error.get("message", "")
@@ -238,9 +247,9 @@ def json_object(response: httpx.Response) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def frontend_url(url: str) -> str:
+def frontend_url(url: str, option: str = "--frontend") -> str:
     """``url`` with a scheme, without a slash at its end, and without the ``/v1`` that base URLs of
-    OpenAI's clients have; raises UsageProblem."""
+    OpenAI's clients have; raises UsageProblem, which names the ``option``."""
     full = url if "://" in url else f"http://{url}"
     try:
         parts = urlsplit(full)
@@ -250,8 +259,8 @@ def frontend_url(url: str) -> str:
     if not valid or "@" in parts.netloc or parts.query or parts.fragment:
         without = ", without user and password" if "@" in parts.netloc else ""
         raise UsageProblem(
-            f"--frontend {without_credentials(full)}: expected http://HOST:PORT{without}",
-            "for example: --frontend http://127.0.0.1:8000",
+            f"{option} {without_credentials(full)}: expected http://HOST:PORT{without}",
+            f"for example: {option} http://127.0.0.1:8000",
         )
     return parts.geturl().rstrip("/").removesuffix("/v1").rstrip("/")
 

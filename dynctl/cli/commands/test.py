@@ -128,6 +128,7 @@ def prove(
 def _url(options: GlobalOptions, url: str | None) -> str:
     """The server: the argument, else the only frontend that options, variable or context name."""
     from dynctl.base.errors import UsageProblem
+    from dynctl.sources.http import frontend_url
     from dynctl.sources.named import DEFAULT_FRONTEND, frontends
 
     if url is not None and options.frontend:
@@ -139,7 +140,11 @@ def _url(options: GlobalOptions, url: str | None) -> str:
         raise UsageProblem(
             f"{len(named)} frontends: a test is of one server", "specify it: dynctl test URL"
         )
-    return named[0] if named else DEFAULT_FRONTEND
+    return (
+        frontend_url(named[0], "--frontend" if url is None else "URL")
+        if named
+        else DEFAULT_FRONTEND
+    )
 
 
 def _discovered_workers(options: GlobalOptions) -> "Callable[[], Sequence[WorkerRow]] | None":

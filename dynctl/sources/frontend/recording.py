@@ -14,7 +14,7 @@ from dynctl.base.errors import Unreachable, UsageProblem, file_problem, network_
 from dynctl.documents.recording_file import HEADER, chunk_header
 from dynctl.serving.records.recorder import FileSink
 from dynctl.sources.client import TOKEN_HINT
-from dynctl.sources.http import CONNECT_S, error_message, frontend_url, tls_context
+from dynctl.sources.http import CONNECT_S, error_message, frontend_url, tls_context, tls_hint
 
 #: Seconds without a chunk: a recording has a sign of life every 5 s.
 _SILENT_S: Final = 30.0
@@ -107,7 +107,9 @@ async def _stream(
         reason = f"{url}: {network_reason(error)}"
         if path in begun:
             return f"{reason}; the recording ends there"
-        raise Unreachable(reason, "name a dynctl frontend: --frontend http://HOST:PORT") from None
+        raise Unreachable(
+            reason, tls_hint(url, error) or "name a dynctl frontend: --frontend http://HOST:PORT"
+        ) from None
     except OSError as error:  # of the file, such as a full disk
         return f"{path}: {file_problem(error, writing=True)}; the recording ends there"
 

@@ -57,6 +57,9 @@ def test_too_slow(dynctl, server):
         (200, b"[1]", 3, "not as a dynctl frontend of this version"),
         (200, b'{"workers": [{"name": 5}]}', 3, "not as a dynctl frontend of this version"),
         (404, b"", 2, "404, not a dynctl frontend"),
+        (404, b'{"detail":"Not Found"}', 2, "404, not a dynctl frontend"),
+        (404, b"<html>\n<h1>Not Found</h1></html>", 2, "404, not a dynctl frontend"),
+        (502, b"<!DOCTYPE HTML>\n<html>", 3, "failed with 502: a web page"),
         (401, b'{"error": {"message": "a token is needed"}}', 2, "needs a token (401): a token"),
         (400, b'{"error": {"message": "limit: too high"}}', 2, "answered 400: limit: too high"),
         (500, b"oops", 3, "failed with 500: oops"),
@@ -118,6 +121,22 @@ def test_a_url_that_is_none(dynctl, url):
     ran = dynctl("workers", "list", "--frontend", url)
     assert (ran.code, ran.out) == (2, "")
     assert f"--frontend {url}: expected http://HOST:PORT" in ran.err
+
+
+def test_the_url_of_a_test_is_read_before_it_is_announced(dynctl):
+    ran = dynctl("test", "ftp://x")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("error: URL ftp://x: expected http://HOST:PORT")
+
+
+@pytest.mark.parametrize(
+    "command", [("workers", "list", "--frontend"), ("record", "r", "--frontend"), ("test",)]
+)
+def test_http_where_https_was_named_is_advised(dynctl, server, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    ran = dynctl(*command, server.url.replace("http:", "https:"))
+    assert ran.code == 3
+    assert "if it serves http, give its URL with http://" in ran.err
 
 
 def test_a_proxy_of_the_machine_sees_nothing(dynctl, server, monkeypatch):
