@@ -559,7 +559,10 @@ class RecordingFile:
     def _bad(self, offset: int, why: str) -> None:
         text = f"bytes from {offset:,}: {why}"
         if not self.skip_bad:
-            raise WireError(str(self.path), f"{text}; --skip-bad leaves damaged chunks out")
+            raise WireError(
+                str(self.path),
+                f"{text}; --skip-bad of record --show, hits, hot and replay leaves it out",
+            )
         self.skipped.append(text)
 
 

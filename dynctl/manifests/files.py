@@ -111,9 +111,18 @@ def _documents(data: bytes, source: str) -> list[Any]:
     except YamlError as error:
         place = f", {error.position}" if error.position else ""
         raise UsageProblem(
-            f"{source}{place}: invalid YAML: {error.problem}",
-            "render a template (Helm, Kustomize) before you check it",
+            f"{source}{place}: invalid YAML: {error.problem}", _yaml_hint(data, error.line)
         ) from None
+
+
+def _yaml_hint(data: bytes, line: int | None) -> str:
+    """What to do about two common faults; empty for others."""
+    if b"{{" in data or b"${" in data:
+        return "render a template (Helm, Kustomize) before you check it"
+    wrong = data.split(b"\n")[line - 1 : line] if line is not None else []
+    if any(b"\t" in text for text in wrong):
+        return "indent with spaces: YAML does not allow tabs there"
+    return ""
 
 
 def _objects(document: Any, source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -118,6 +118,11 @@ def of_live(
     """
     if query.windowed:
         raise UsageProblem("--from and --to are for files; a live router is judged with --for")
+    if options.recording is not None:
+        raise UsageProblem(
+            f"--recording {options.recording}: expected the recording as the argument FILE",
+            f"write {options.recording} without --recording",
+        )
     from dynctl.base.terminal import advise
     from dynctl.serving.records.recorder import already_there
     from dynctl.sources.connect import recorded

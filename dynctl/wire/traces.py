@@ -139,7 +139,8 @@ def read_trace(
                     )
             except _BadLine as error:
                 if skipped is None:
-                    raise WireError(f"{name}: line {number:,}", str(error)) from None
+                    advice = "--skip-bad leaves such lines out"
+                    raise WireError(f"{name}: line {number:,}", f"{error}; {advice}") from None
                 skipped.add(f"line {number:,}: {error}")
                 continue
             latest, latest_line = request.at, number

@@ -77,7 +77,10 @@ def gather(manifests: Sequence[Manifest]) -> LintFacts:
     facts = LintFacts(translated_graphs(graphs_of(manifests)), topologies_of(manifests))
     if not facts.graphs and not facts.topologies:
         kinds = sorted(
-            {f"{manifest.kind} ({manifest.body.get('apiVersion')})" for manifest in manifests}
+            {
+                f"{manifest.kind} ({manifest.body.get('apiVersion', 'no apiVersion')})"
+                for manifest in manifests
+            }
         )
         raise UsageProblem(
             f"nothing to check: expected a {GRAPH} of {GRAPH_GROUP} or a "

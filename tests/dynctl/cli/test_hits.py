@@ -106,6 +106,14 @@ def test_the_gain_of_a_cause_is_shown_by_the_replay_that_the_answer_names(dynctl
     assert command in " ".join(dynctl("hits", *small, "--policy", "round-robin").out.split())
 
 
+@pytest.mark.parametrize("command", ["hits", "hot"])
+def test_a_recording_is_an_argument(dynctl, tmp_path: Path, command: str):
+    path = recording(tmp_path / "a.dynrec")
+    ran = dynctl(command, "--recording", path)
+    assert (ran.code, ran.out) == (2, "")
+    assert "expected the recording as the argument FILE" in ran.err
+
+
 @pytest.mark.parametrize(
     ("config", "cause", "changed"),
     [

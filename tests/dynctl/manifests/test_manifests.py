@@ -184,6 +184,23 @@ def test_what_cannot_be_read_is_a_usage_problem(data: bytes, says: str):
     assert says in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("data", "hint"),
+    [
+        (b"kind: {{ .Values.kind }}", "render a template"),
+        (b"a: {b: ${REPLICAS}}", "render a template"),
+        (b"kind: A\n\tb: c", "indent with spaces"),
+        (b"kind: \xff", ""),
+        (b"kind: A\nkind: B", ""),
+    ],
+)
+def test_the_advice_is_about_the_fault(data: bytes, hint: str):
+    with pytest.raises(UsageProblem) as caught:
+        parse_manifests(data, "f")
+    assert caught.value.hint.startswith(hint)
+    assert bool(caught.value.hint) == bool(hint)
+
+
 def test_files_are_named(tmp_path: Path):
     with pytest.raises(UsageProblem, match="the file does not exist"):
         read_manifests([str(tmp_path / "missing.yaml")])
