@@ -45,7 +45,8 @@ def check_report(report: Report, canvas: Canvas) -> str:
 
 def report_sections(report: Report, canvas: Canvas) -> Iterator[str]:
     """The sources and all sections."""
-    yield from report.sources
+    for source in report.sources:
+        yield from canvas.paragraph(source, first="", rest=_INDENT)
     for section in report.sections:
         yield from section_heading(section.name, canvas)
         yield from _section(section, canvas)

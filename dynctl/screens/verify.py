@@ -98,7 +98,8 @@ def verify_plan(plan: VerifyPlan, canvas: Canvas) -> str:
         Column("what", "OF", lambda row: row.what),
         Column("namespace", "NAMESPACE", lambda row: row.namespace or "-", name=True),
         Column("count", "NUMBER", lambda row: f"{row.count:,}", right=True),
-        Column("pods", "PODS", _entered, sentence=True),
+        Column("pods", "PODS", lambda row: f"{row.pods:,}" if row.pods else "-", right=True),
+        Column("names", "NAMES", _first_of_names, wide=True, sentence=True),
     ]
     lines = [
         f"{plan.cluster}: the lists were read, no pod was entered",
@@ -110,17 +111,15 @@ def verify_plan(plan: VerifyPlan, canvas: Canvas) -> str:
     return join_lines(lines)
 
 
-def _entered(row: PlannedRequest) -> str:
-    if not row.names:
-        return "-"
+def _first_of_names(row: PlannedRequest) -> str:
     more = f" and {row.pods - len(row.names):,} more" if row.pods > len(row.names) else ""
-    return f"{row.pods:,}: {', '.join(row.names)}{more}" if row.pods else row.names[0]
+    return ", ".join(row.names) + more or "-"
 
 
 _PLAN_NOTE: Final = (
     "No exec: --exec none, or of a few pods: --exec sample. No logs: --logs none. No port-forward: "
     "--frontend URL. A frontend that responds at its pod's address gets no port-forward either. "
-    "Directories with more files than domains get more execs of cat."
+    "Directories with more files than domains get more execs of cat. -o wide names the pods."
 )
 
 

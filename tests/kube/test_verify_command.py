@@ -393,12 +393,16 @@ def test_a_plan_is_what_verify_then_asks(
     assert rehearsal == Counter({k: n for k, n in real.items() if k not in entering})
 
 
-def test_a_plan_names_the_options_that_leave_requests_out(healthy: Simulation, dynctl: Run) -> None:
+def test_a_plan_names_the_options_that_leave_requests_out(
+    healthy: Simulation, dynctl: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shown = dynctl(*VERIFY, "--plan").out
     assert "no pod was entered" in shown
     for option in ("--exec none", "--exec sample", "--logs none", "--frontend URL"):
         assert option in shown
-    assert f"{WORKERS}: my-llm-" in shown
+    assert "my-llm-" in dynctl(*VERIFY, "--plan", "-o", "wide").out
+    monkeypatch.setenv("COLUMNS", "80")
+    assert max(map(len, dynctl(*VERIFY, "--plan").out.splitlines())) <= 80
     url = "http://127.0.0.1:9"
     rows = dynctl(*VERIFY, "--plan", "--frontend", url, "-o", "json").json["requests"]
     assert [row["names"] for row in rows if row["request"] == "http"] == [[url]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import pytest
 
 from dynctl.base.options import GlobalOptions, OutputFormat
@@ -41,6 +42,14 @@ def check(code: str, state: State, message: str = "", *findings: Finding) -> Che
 def test_a_message_is_cut_at_its_end_between_its_parts(text: str, width: int, shown: str):
     assert opening(text, width) == shown
     assert len(shown) <= width
+
+
+def test_a_long_source_is_folded():
+    source = "http://127.0.0.1:8000, model a: 71 requests, 17,402 prompt tokens, 9.8 s"
+    report = msgspec.structs.replace(checked(), sources=[source])
+    first, second, *_ = check_report(report, Canvas(64)).splitlines()
+    assert len(first) <= 64
+    assert f"{first} {second.strip()}" == source
 
 
 @pytest.mark.parametrize("width", range(64, 121))
