@@ -30,6 +30,7 @@ from dynctl.sources.http import (
 T = TypeVar("T")
 MOST_AT_ONCE: Final = 4
 """Requests in flight at a time."""
+_CHECK_ADDRESS: Final = "check the address and the port"
 _LARGEST_REPLY: Final = 4 * 1024 * 1024
 _LARGEST_METRICS: Final = 32 * 1024 * 1024
 _USER: Final = "dynctl-test"
@@ -82,7 +83,7 @@ class Reply:
     ``events``: seconds from the request to each event of a stream with choices. ``texts``: how many
     of them have output. ``disorder``: what is wrong with their order, empty if nothing. ``done``:
     the stream ended with ``[DONE]``. ``seconds``: to the end of the response. ``decision``: the id
-    that a dynctl frontend gives. ``hint``: what to do about ``problem``, where that is known.
+    that a dynctl frontend gives. ``hint``: what to do where there is no response.
     """
 
     status: int
@@ -99,7 +100,7 @@ class Reply:
     done: bool = False
     seconds: float = 0.0
     decision: str = ""
-    hint: str = ""
+    hint: str = _CHECK_ADDRESS
 
     @property
     def answered(self) -> bool:
@@ -356,7 +357,8 @@ class CanaryClient:
         except TimeoutError:
             return Reply(0, f"no response within {self._timeout:g} s"), None
         except httpx.HTTPError as error:
-            return Reply(0, network_reason(error), hint=tls_hint(self.url, error)), None
+            hint = tls_hint(self.url, error) or _CHECK_ADDRESS
+            return Reply(0, network_reason(error), hint=hint), None
         whole = httpx.Response(response.status_code, content=content)
         seconds = time.monotonic() - started
         if whole.status_code != 200:

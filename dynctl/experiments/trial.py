@@ -155,10 +155,7 @@ async def run_trial(wanted: TrialOptions, say: Callable[[str], object] = str) ->
 async def _subject(client: CanaryClient, operator: Operator, wanted: TrialOptions) -> Subject:
     listed, rows = await client.models()
     if listed.status == 0:
-        raise Unreachable(
-            f"{client.url} does not answer: {listed.problem}",
-            listed.hint or "check the address and the port",
-        )
+        raise Unreachable(f"{client.url} does not answer: {listed.problem}", listed.hint)
     if listed.status in (401, 403):
         raise DynctlError(
             f"{client.url}/v1/models: {listed}",

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from dynctl.experiments.canary import Reply
 from dynctl.experiments.groups.group import Bench, TrialGroup
 from dynctl.findings.runner import Check, Found, Outcome, Passed, Skipped, Wrong, found
 
@@ -50,21 +51,27 @@ async def _gather(bench: Bench) -> IndexFacts:
     await bench.client.chats(*map(bench.chat, texts))
     await bench.pause(bench.settle_s)
     replies = [await bench.client.chat(bench.chat(text)) for text in texts]
+    if all(reply.cached_tokens is None for reply in replies):
+        return IndexFacts((), len(texts))
+    return await _compare(bench, replies)
+
+
+async def _compare(bench: Bench, replies: Sequence[Reply]) -> IndexFacts:
+    """Each reply beside what the router expected of it."""
     compared = []
     unknown = ""
-    if any(reply.cached_tokens is not None for reply in replies):
-        for reply in replies:
-            expectation = await bench.client.expectation(reply)
-            if expectation is None:
-                continue
-            if expectation.tokens is None:
-                unknown = f"the router had no expectation: {expectation.unknown}"
-                continue
-            # vLLM leaves out a count of 0.
-            reused = reply.cached_tokens or 0
-            compared.append(Comparison(expectation.worker, expectation.tokens, reused))
+    for reply in replies:
+        expectation = await bench.client.expectation(reply)
+        if expectation is None:
+            continue
+        if expectation.tokens is None:
+            unknown = f"the router had no expectation: {expectation.unknown}"
+            continue
+        # vLLM leaves out a count of 0.
+        reused = reply.cached_tokens or 0
+        compared.append(Comparison(expectation.worker, expectation.tokens, reused))
     skipped = Skipped(unknown, unread=True) if unknown and not compared else None
-    return IndexFacts(compared, len(texts) - len(compared), skipped)
+    return IndexFacts(compared, len(replies) - len(compared), skipped)
 
 
 def _nothing(facts: IndexFacts) -> Skipped | None:

@@ -134,8 +134,9 @@ async def test_a_test_is_repeated_until_it_passes(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_server_that_does_not_answer():
-    with pytest.raises(Unreachable, match="does not answer"):
+    with pytest.raises(Unreachable, match="does not answer") as caught:
         await result_of(f"http://127.0.0.1:{free_port()}")
+    assert caught.value.hint == "check the address and the port"
 
 
 async def test_a_key_that_is_missing_is_named():
