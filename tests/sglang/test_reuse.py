@@ -6,6 +6,7 @@ data-parallel ranks, each with a cache of its own, so that the frontend chooses 
 
 import random
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -154,9 +155,13 @@ test_a_frontend_that_joins_late = every_engine.a_frontend_that_joins_late
 def test_reset_of_the_prefix_cache(
     frontend: Frontend, engines: dict[str, Engine], judged: Judge
 ) -> None:
+
+    def flushed(engine: Engine) -> bool:
+        return engine.http.post("/flush_cache").status_code == 200
+
     for engine in engines.values():
         # SGLang answers 400 while a request runs: it may still end one that has been answered.
-        until_now(lambda engine=engine: engine.http.post("/flush_cache").status_code == 200, 30)
+        until_now(partial(flushed, engine), 30)
     outcomes = ask_all(frontend, mixed(40))
     first = {(one.worker, one.rank): one for one in reversed(outcomes)}.values()
 
