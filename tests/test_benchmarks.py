@@ -1,11 +1,15 @@
 """Every benchmark runs, in its smallest form. How fast anything is, is not tested."""
 
+import asyncio
 import math
 import tomllib
+from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from tests.bench.cpu_clock import CpuClock, CpuSelector
 from tests.bench.harness import NAMES, Median, Options, Row, in_own_process, row, rows_of
 from tests.bench.results import Bench, Run, read, save
 from tests.docs.benchmarks_page import benchmarks_page
@@ -20,6 +24,27 @@ def test_benchmark_runs(name: str) -> None:
     assert all(math.isfinite(measured.value) for measured in rows)
     assert len({measured.name for measured in rows}) == len(rows)
     assert {measured.met for measured in rows} <= {True, False, None}
+
+
+def test_time_passes_while_the_thread_works_and_where_it_waits() -> None:
+    clock, taken = CpuClock(), []
+    selector = CpuSelector(clock)
+    selector.arrivals = arrivals = Mock(**{"due.return_value": 1 << 62})
+
+    def arrive(_: int) -> bool:
+        return not sum(range(300_000))  # work that takes no time
+
+    async def measure() -> None:
+        arrivals.arrive = arrive
+        for wait_s in (100.0, 0.0):
+            began, worked = clock.ns(), clock.worked()
+            await asyncio.sleep(wait_s)
+            taken.append((clock.ns() - began - (clock.worked() - worked)) / 1e9)
+
+    loop = partial(asyncio.SelectorEventLoop, selector)
+    with clock.installed(), asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(measure())
+    assert taken == [pytest.approx(100.0, abs=1e-3), pytest.approx(0.0, abs=1e-3)]
 
 
 def test_all_benchmarks_are_part_of_the_run() -> None:

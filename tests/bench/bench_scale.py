@@ -39,7 +39,7 @@ from unittest.mock import Mock
 import msgspec
 import zmq
 
-from tests.bench.cpu_clock import CpuClock, CpuSelector, loop_of
+from tests.bench.cpu_clock import CpuClock, CpuSelector
 from tests.bench.harness import Options, Row, row
 from tests.bench.scale_workload import BLOCK, CONVERSATIONS_HELD, Fleet
 from tests.soak.plot import Series, plot
@@ -284,8 +284,9 @@ def run(workers: int, seconds: float, decisions: float, events: float) -> Measur
     logging.getLogger("dynctl").setLevel(logging.ERROR)
     clock, fleet = CpuClock(), Fleet(workers)
     selector = CpuSelector(clock)
+    loop = partial(asyncio.SelectorEventLoop, selector)
     # The modules of the router take their clock from `time` as they are imported.
-    with clock.installed(), asyncio.Runner(loop_factory=partial(loop_of, selector)) as runner:
+    with clock.installed(), asyncio.Runner(loop_factory=loop) as runner:
         sockets = Workers(fleet)
         try:
             return runner.run(_drive(clock, selector, fleet, sockets, seconds, decisions, events))

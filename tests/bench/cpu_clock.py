@@ -7,7 +7,6 @@ burst. What arrives comes from :class:`Arrivals`, whose own work takes no time.
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import selectors
 import threading
@@ -77,7 +76,8 @@ class CpuClock:
 
 
 class CpuSelector(selectors.EpollSelector):
-    """The selector of a loop with this clock. Without ``arrivals`` it waits as others do."""
+    """The selector of a loop with this clock; uvloop has none. Without ``arrivals`` it waits as
+    others do."""
 
     def __init__(self, clock: CpuClock) -> None:
         super().__init__()
@@ -102,8 +102,3 @@ class CpuSelector(selectors.EpollSelector):
         ready = super().select(timeout)
         self._clock.move(time.perf_counter_ns() - began - (self._clock.cpu() - worked))
         return ready
-
-
-def loop_of(selector: CpuSelector) -> asyncio.AbstractEventLoop:
-    """An event loop with this selector; uvloop has none of another kind."""
-    return asyncio.SelectorEventLoop(selector)
