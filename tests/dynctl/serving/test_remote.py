@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import struct
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -28,7 +29,7 @@ from dynctl.serving.services.router_server import BookingsPart, build_router
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.engine.process import RunningEngine, start_engine
 from dynctl.tokenization import DEMO_MODEL_DIR
-from router_core import Booked, Freed, RouterConfig
+from router_core import Applied, Booked, Change, Freed, RouterConfig
 from tests.dynctl.serving.fleets import (
     QUICK_ENGINE,
     QUICK_HEALTH,
@@ -40,6 +41,7 @@ from tests.dynctl.serving.fleets import (
     text_of,
     zone,
 )
+from tests.dynctl.serving.routed import request
 from tests.waiting import patience, until
 
 
@@ -382,6 +384,30 @@ async def test_requests_that_arrive_meanwhile_share_a_message():
         assert sizes == [1, MAX_PLACES, 1]
         await until(lambda: fleet.booked() == 0)
         assert not remote(site)._requests
+
+
+async def test_a_message_with_many_requests_takes_several_turns():
+    async with several(frontends=1) as fleet:
+        turn, booked = 0, Counter[int]()
+
+        async def count() -> None:
+            nonlocal turn
+            while True:
+                await asyncio.sleep(0)
+                turn += 1
+
+        def note(change: Change, _now: float, _applied: Applied) -> None:
+            booked[turn] += isinstance(change, Booked)
+
+        link, counting = remote(fleet.frontends[0]).link, asyncio.create_task(count())
+        fleet.router.service.add_tap(note)
+        (model,) = fleet.router.service.models()
+        wanted = [request(model=model, request_id=f"r{n}") for n in range(MAX_PLACES)]
+        answers = await asyncio.gather(*(link.place(each, 0, dry=False) for each in wanted))
+        counting.cancel()
+    assert [answer.booked for answer in answers] == [["aggregated"]] * MAX_PLACES
+    assert sum(booked.values()) == MAX_PLACES
+    assert 1 < max(booked.values()) <= 4
 
 
 async def test_a_message_that_the_router_refuses_loses_neither_requests_nor_reports():
