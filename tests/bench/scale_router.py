@@ -210,10 +210,10 @@ class ScaleRouter:
         await self.frontend.start()
         for number in range(self._fleet.workers):
             self.follow(number)
-        settle_garbage_collector()
-        self._watch_collections()
         while not all(map(self.follower, range(self._fleet.workers))):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
+        settle_garbage_collector()
+        self._watch_collections()
         self._measuring = [asyncio.create_task(self._tick()), asyncio.create_task(self._sample())]
 
     async def end(self) -> None:
