@@ -46,6 +46,7 @@ from dynctl.serving.engines.response_stream import EngineStream
 from dynctl.serving.engines.worker_spec import WorkerSpec, WorkerSpecError
 from dynctl.serving.routing.config import EjectionLimits, FrontendConfig
 from dynctl.serving.routing.index_runtime import IndexRuntime
+from dynctl.serving.routing.prompts import NOT_MODELLED
 from dynctl.serving.routing.service import RoutingService
 from dynctl.wire.engine_kinds.facts import EngineFacts
 from dynctl.wire.engine_kinds.kind import EngineKind
@@ -298,6 +299,9 @@ class Fleet:
                 runtime_config=_specified_config(spec),
             )
         ranks = rank_rows(router, worker, self._service.clock(), member.waiting)
+        held = self._service.conditions.get(codes.NO_TOKENIZER, worker.model)
+        if held is not None and held.message == NOT_MODELLED:
+            ranks = [_without_estimate(rank) for rank in ranks]
         reason, doubt = router.registry.unavailable_reason(spec.worker_id), member.reason
         return lambda: engine_row(
             worker_row(worker, ranks, reason, doubt),
@@ -949,6 +953,16 @@ def _unregistered_row(member: Member) -> WorkerRow:
         domains=dict(spec.domains),
         runtime_config=_specified_config(spec),
     )
+
+
+def _without_estimate(rank: RankRow) -> RankRow:
+    """A rank whose cache is estimated from prompts that the router cannot read: unknown, not empty.
+
+    Prompts of token ids need no tokenizer: an estimate that has blocks of them stays.
+    """
+    if rank.index != "estimated" or rank.cached_blocks:
+        return rank
+    return msgspec.structs.replace(rank, index="absent")
 
 
 def _specified_config(spec: WorkerSpec) -> dict[str, Any]:

@@ -249,6 +249,8 @@ async def test_without_any_tokenizer_every_decision_says_so(plain_engine):
         _, past = await fleet.get(f"/v1/decisions/{row['id']}")
         assert [one["what"] for one in past["doubts"]] == [NOTE]
         assert past["tokens_estimated"] is True
+        [worker] = (await fleet.get("/v1/workers"))[1]["workers"]
+        assert (worker["routed_by"], worker["ranks"][0]["index"]) == ("load only", "absent")
 
 
 async def test_an_engine_with_a_tokenizer_that_joins_others_without_is_asked(plain_engine):
