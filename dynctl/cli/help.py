@@ -225,8 +225,9 @@ def _boxes(command: Any, ctx: Any) -> dict[str, list[tuple[str, str]]]:
             parameters, key=lambda parameter: order.get(parameter.opts[0], len(order))
         )
     boxes: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Commands": [], "Options": []}
-    for name in getattr(command, "commands", ()):
-        boxes["Commands"].append((name, command.commands[name].short_help or ""))
+    for name, below in getattr(command, "commands", {}).items():
+        # A group has no summary: the first sentence of its page.
+        boxes["Commands"].append((name, below.short_help or below.help.split(". ")[0]))
     for parameter in parameters:
         record = None if getattr(parameter, "hidden", False) else help_record(parameter, ctx)
         if record is None:
