@@ -83,7 +83,8 @@ def _trace_parts(report: ReplayReport) -> Iterator[str]:
         yield f"blocks of {plural(trace.block_size, 'token')}"
     if report.results:
         yield plural(report.results[0].counts.requests, "request")
-        yield f"{report.results[0].seconds:,.0f} s"
+        lasted = report.results[0].seconds
+        yield f"{lasted:,.0f} s" if lasted >= 10 else f"{lasted:.1f} s"
     if trace.speed != 1:
         yield f"speed {trace.speed:g}"
     if trace.spread:

@@ -186,7 +186,7 @@ class Measures:
         )
 
     def _notes(self, fleet: SimulatedFleet) -> Iterator[str]:
-        if self.hashed < self.requests:
+        if 0 < self.hashed < self.requests:
             yield (
                 f"{self.requests - self.hashed:,} of {self.requests:,} requests have no hash ids: "
                 "their reuse is unknown and counts as none"

@@ -225,10 +225,23 @@ def test_a_trace_without_hashes_has_no_hit_rate(dynctl: Run, tmp_path: Path) -> 
     ran = dynctl("replay", path, "--block-size", "16")
     assert ran.code == 2
     assert f"{path}: line 3: 1 columns" in ran.err
+    assert "--skip-bad leaves such lines out" in " ".join(ran.err.split())
     ran = dynctl("replay", path, "--block-size", "16", "--skip-bad")
     assert ran.code == 0
     assert "1 bad line skipped" in " ".join(ran.out.split())
     assert "hit rates are unknown: the trace has no hashes" in " ".join(ran.out.split())
+    assert "counts as none" not in ran.out  # beside HITS unknown
+
+
+def test_a_short_trace_has_a_length(dynctl: Run, tmp_path: Path) -> None:
+    path = tmp_path / "mooncake.jsonl"
+    path.write_text(
+        "".join(
+            f'{{"timestamp": {at}, "input_length": 8, "output_length": 1, "hash_ids": [1]}}\n'
+            for at in (0, 400)
+        )
+    )
+    assert ", 2 requests, 0.4 s" in " ".join(dynctl("replay", path).out.split())
 
 
 @pytest.mark.parametrize(
