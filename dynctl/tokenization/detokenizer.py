@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+import msgspec
+
 _REPLACEMENT = "\ufffd"
 
 
@@ -45,7 +47,9 @@ class DynamoDecoder:
         new = text[len(before) :] if text.startswith(before) else self._since(text)
         if not new:
             return None
-        self._show()
+        del window[: self._shown]  # as _show, which would be a call for each token
+        self._shown = len(window)
+        self._before = self._decoder.decode(window, self._skip)
         return new
 
     def flush(self) -> str:
@@ -85,8 +89,7 @@ class StopRules:
     min_tokens: int = 0
 
 
-@dataclass(slots=True)
-class DecodedOutput:
+class DecodedOutput(msgspec.Struct, gc=False):
     """The text of new ids. ``used``: how many of them count; the rest follows a stop.
 
     ``stopped``: a rule ended the output; ``cause`` is the string or id that the request named.

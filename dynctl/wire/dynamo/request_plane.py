@@ -594,9 +594,10 @@ class AnswerDecoder:
         raise WireError("answer", "expected an item or the sentinel, got another header")
 
     def _item(self, body: bytes | memoryview) -> Step:
-        before, after = _AROUND[self._codec]
-        if len(body) > _SMALL and body[: len(before)] == before and body[-len(after) :] == after:
-            return RawItem(memoryview(body)[len(before) : -len(after)], self._codec)
+        if len(body) > _SMALL:
+            before, after = _AROUND[self._codec]
+            if body[: len(before)] == before and body[-len(after) :] == after:
+                return RawItem(memoryview(body)[len(before) : -len(after)], self._codec)
         read = (_MSGPACK_ITEM if self._codec == "msgpack" else _JSON_ITEM).decode(body)
         if read.complete_final:
             return Completed()
