@@ -343,6 +343,8 @@ class BlockOwnership:
             self._extra_total[slot] -= len(block_hashes) - len(last)
             block_hashes = last
         bit, total = 1 << slot, len(block_hashes)
+        if total == 1 and self._remove_last(slot, bit, block_hashes[0]):
+            return RemoveResult(1, 0, 0)
         first = None if total < _FEW_NAMES else self._names_in_run(slot, bit, block_hashes)
         if first is not None:
             gone = self._release(slot, (first,), range(first, first + total))
@@ -361,6 +363,19 @@ class BlockOwnership:
         gone = self._release(slot, held, held)
         waited = self._remove_detached(slot, unknown) if unknown and self.detached else 0
         return RemoveResult(len(held) + waited, gone - len(held), len(unknown) - waited)
+
+    def _remove_last(self, slot: int, bit: int, name: int) -> bool:
+        """Remove a block if it is the last one that ``slot`` holds of its run and no run continues
+        after it: engines evict the ends of prompts first. False: nothing is removed."""
+        names, runs = self._names, self._runs
+        block = names.find(name) if slot not in names.own else names.block(slot, name)
+        if block is None:
+            return False
+        run, at = block >> POSITION_BITS, block & POSITION
+        if runs.end(run, bit) != at + 1 or runs.forks.get(run, 0) >> at:
+            return False
+        self._leave(slot, run, at)
+        return True
 
     def clear(self, slot: int) -> int:
         """Remove all blocks of ``slot`` and return their number. The slot stays usable.

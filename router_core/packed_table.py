@@ -196,11 +196,13 @@ class PackedTable:
 
     def _grow(self, rest: int, shard: "array[int]") -> "array[int]":
         """The shard of a remainder, with twice the places."""
-        entries = [] if shard is _NO_SHARD else [moved for moved in shard if moved]
         # Different first sizes, so that the arrays do not all grow at the same time.
-        size = 2 * len(shard) if entries else _FIRST_SIZE + (rest & _FIRST_SIZE - 1)
+        first = shard is _NO_SHARD
+        size = _FIRST_SIZE + (rest & _FIRST_SIZE - 1) if first else 2 * len(shard)
         self._shards[rest & _LOW] = larger = array("Q", bytes(8 * size))
-        for moved in entries:
+        for moved in () if first else shard:
+            if not moved:
+                continue
             at = (moved >> _PLACE) % size
             if not larger[at]:
                 larger[at] = moved
