@@ -29,6 +29,11 @@ class Prompts:
         """A text of ``words`` random words, with which no earlier text starts."""
         return _sentence(self._random.choices(_WORDS, k=words))
 
+    def branched(self, text: str, words: int) -> str:
+        """A text that begins as ``text`` and goes on with ``words`` other ones."""
+        more = " ".join(self._random.choices(_WORDS, k=words))
+        return f"{text.removesuffix(_QUESTION)} {more}{_QUESTION}"
+
     def reordered(self, words: int, count: int) -> list[str]:
         """``count`` texts of the same words in another order: their tokens are equally many."""
         chosen = self._random.choices(_WORDS, k=words)

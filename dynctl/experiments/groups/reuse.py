@@ -1,4 +1,5 @@
-"""Group "reuse": a prompt that was sent before is found in a cache, and so is a longer one."""
+"""Group "reuse": a prompt that was sent before is found in a cache, a longer one and one with the
+same beginning too."""
 
 from __future__ import annotations
 
@@ -23,7 +24,10 @@ _MORE_WORDS: Final = 2400
 """Of a further prompt where none of the others was reused: blocks can have 784 tokens and more."""
 _TURN_WORDS: Final = 40
 _TRIES: Final = 3
-_MOST_REQUESTS: Final = (_PROMPTS + 1) * (1 + 2 * _TRIES)
+_MOST_REQUESTS: Final = (_PROMPTS + 1) * (1 + 2 * _TRIES) + 2 * _PROMPTS * _TRIES
+_BRANCHES: Final = 2
+_LEAST_BRANCHES: Final = 2
+"""A check of fewer could be wrong by chance."""
 _LEAST_SHARE: Final = 0.5
 """Of the prompt's tokens. What blocks and a sliding window leave out is less at these lengths."""
 NOT_REPORTED: Final = (
@@ -44,12 +48,16 @@ OTHER_DECODE: Final = Skipped(
 @dataclass(frozen=True, slots=True)
 class SentTwice:
     """The replies to one prompt: at first, again, and with two more turns. ``others``: requests of
-    other clients that ran before the repeat, None where nothing shows them."""
+    other clients that ran before the repeat, None where nothing shows them. ``branched``: to
+    prompts that only begin as the first one, until one was reused, at most two. vLLM keeps for
+    layers with a sliding window the end of a prompt, and where two prompts part, so that the third
+    one is reused."""
 
     first: Reply
     again: Reply
     longer: Reply
     others: int | None = None
+    branched: Sequence[Reply] = ()
 
     @property
     def replies(self) -> tuple[Reply, Reply, Reply]:
@@ -119,17 +127,34 @@ async def _gather(bench: Bench) -> ReuseFacts:
     model = bench.subject.model
     counter, before = await first_metric(bench.client, _HITS)
     # One after the other: the load of the others would decide where the second request goes.
-    sent = [await _send_twice(bench, _WORDS) for _ in range(_PROMPTS)]
+    texts = [bench.prompts.fresh(_WORDS) for _ in range(_PROMPTS)]
+    sent = [await _send_twice(bench, text) for text in texts]
     _, after = await first_metric(bench.client, _HITS)
     facts = ReuseFacts(model, sent, hits=(counter, after - before))
     again = [prompt.again for prompt in sent]
-    if refusal(facts.replies) is not None or any(map(reused, again)):
+    if refusal(facts.replies) is not None:
         return facts
-    return replace(facts, large=await _send_twice(bench, _MORE_WORDS))
+    if any(map(reused, again)):
+        pairs = zip(texts, sent, strict=True)
+        return replace(facts, prompts=[await _branch(bench, text, twice) for text, twice in pairs])
+    return replace(facts, large=await _send_twice(bench, bench.prompts.fresh(_MORE_WORDS)))
 
 
-async def _send_twice(bench: Bench, words: int) -> SentTwice:
-    text, answer = bench.prompts.fresh(words), "word"
+async def _branch(bench: Bench, text: str, twice: SentTwice) -> SentTwice:
+    """With the replies to prompts that only begin as ``text``."""
+    branched: list[Reply] = []
+    while reused(twice.again) and len(branched) < _BRANCHES and not any(map(reused, branched)):
+        prompt = bench.prompts.branched(text, _TURN_WORDS)
+        branched.append(await _until_shown(bench, twice.first, prompt))
+    return replace(twice, branched=[row for row in branched if _is_shown(twice.first, row)])
+
+
+def _is_shown(first: Reply, later: Reply) -> bool:
+    return reused(later) or (later.answered and shows_miss(first, later))
+
+
+async def _send_twice(bench: Bench, text: str) -> SentTwice:
+    answer = "word"
     first = await bench.client.chat(bench.chat(text))
     await bench.pause(bench.settle_s)
     running = await count_running(bench)
@@ -215,6 +240,24 @@ def _reuses_earlier_turns(facts: ReuseFacts) -> Outcome:
     return Wrong((found(facts.model, prompts=str(len(longer)), tokens=_tokens(longer)),))
 
 
+def _reuses_beginnings(facts: ReuseFacts) -> Outcome:
+    if skipped := unjudgeable(facts.replies):
+        return skipped
+    if not any(map(reused, _repeats(facts))):
+        return _NO_REUSE
+    branched = [prompt.branched[-1] for prompt in facts.prompts if prompt.branched]
+    hits = sum(map(reused, branched))
+    if hits:
+        third = any(len(prompt.branched) == _BRANCHES for prompt in facts.prompts)
+        note = ", some only from the third prompt on" if third else ""
+        return Passed(f"{hits} of {len(branched)} prompts: {_tokens(branched)}{note}")
+    if len(branched) < _LEAST_BRANCHES:
+        return Skipped("too few prompts were reused when they were sent again (DYE0402)")
+    if facts.others is None or facts.others:
+        return Skipped(_PERHAPS_BUSY if facts.others is None else _BUSY, unread=True)
+    return Wrong((found(facts.model, prompts=str(len(branched)), tokens=_tokens(branched)),))
+
+
 def _repeats(facts: ReuseFacts) -> list[Reply]:
     """The later replies of all prompts that show reuse or its absence."""
     return [reply for prompt in facts.prompts for reply in prompt.known]
@@ -240,5 +283,6 @@ REUSE: Final = TrialGroup(
         Check("DYE0402", _reuses_each_time),
         Check("DYE0403", _first_is_new),
         Check("DYE0404", _reuses_earlier_turns),
+        Check("DYE0405", _reuses_beginnings),
     ),
 )

@@ -320,6 +320,41 @@ class SummarizesHistory(Fault):
             body["messages"][:-1] = [{"role": "user", "content": summary}]
 
 
+class KeepsTheEndAlone(Fault):
+    """An engine with a sliding window that has dropped the blocks before the window: a prompt can
+    only be continued where it ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended: set[str] = set()
+        self.goes_on = False
+
+    def request(self, body: Body) -> None:
+        first = body["messages"][0]["content"]
+        self.goes_on = first in self.ended
+        self.ended.add(first)
+
+    def answer(self, document: Body) -> None:
+        if not self.goes_on:
+            document["usage"]["prompt_tokens_details"] = {"cached_tokens": 0}
+
+
+class KeepsWherePromptsPart(KeepsTheEndAlone):
+    """As vLLM: where two prompts part, the window is kept too, so that the third one is reused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parted: set[str] = set()
+
+    def request(self, body: Body) -> None:
+        first = body["messages"][0]["content"]
+        others = self.ended - {first}
+        beginnings = {text for text in others if first.startswith(text.split("\n")[0])}
+        super().request(body)
+        self.goes_on = self.goes_on or bool(beginnings & self.parted)
+        self.parted |= beginnings
+
+
 class RoundRobin(Fault):
     """A router that does not look at prompts."""
 
@@ -347,6 +382,21 @@ class ByPrompt(Fault):
     def place(self, body: Body, servers: int) -> int:
         first = body["messages"][0]["content"]
         return self.places.setdefault(first, len(self.places) % servers)
+
+
+class ByWholePrompts(Fault):
+    """A router that hashes whole prompts: those that begin as another one are sent to others of
+    its three servers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: set[str] = set()
+
+    def place(self, body: Body, servers: int) -> int:
+        words = body["messages"][0]["content"].split("\n")[0]
+        begins = any(words.startswith(text) and words != text for text in self.known)
+        self.known |= set() if begins else {words}
+        return 1 + next(self.number) % 2 if begins else 0
 
 
 # -- proxies: isolation and limits -----------------------------------------------------------------
@@ -629,6 +679,8 @@ CASES: Sequence[Case] = (
     Case("one engine without a cache", one_engine_without_a_cache, "reuse", {"DYE0402"}),
     *proxies("reuse", "DYE0403", AllCached, MoreThanAllCached, SendsTwice),
     *proxies("reuse", "DYE0404", CutsHistory, SummarizesHistory),
+    *proxies("reuse", "DYE0405", KeepsTheEndAlone),
+    Case("by whole prompts", balanced(ByWholePrompts, {}, {}, {}), "reuse", {"DYE0405"}),
     Case("other prompts", engine_that_gets_other_prompts, "index", {"DYE0501"}),
     Case("a cache that is lost", engine_that_forgets_silently, "index", {"DYE0501"}),
     Case("events of another engine", events_of_another_engine, "index", {"DYE0501"}),
@@ -681,6 +733,14 @@ async def test_a_router_without_a_tokenizer_has_no_expectation_to_judge():
     for check in report.checks:
         assert check.state is State.SKIP
         assert "cache overlap not modelled: no tokenizer" in check.message
+
+
+async def test_a_beginning_that_is_reused_from_the_third_prompt_on_is_no_fault(tmp_path: Path):
+    async with proxied(KeepsWherePromptsPart)(tmp_path) as url:
+        report = await result_of(url, only=("reuse",), model="demo")
+    check = next(check for check in report.checks if check.code == "DYE0405")
+    assert (check.state, wrong(report)) == (State.PASS, set())
+    assert "only from the third prompt on" in check.message
 
 
 def test_every_check_has_a_fault_here_and_the_kinds_are_many():
