@@ -6,7 +6,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, TypeVar
 
 Result = TypeVar("Result")
@@ -26,8 +25,7 @@ TURN_BYTES: Final = 64 * 1024
 #: has more to do.
 SLICE: Final = 32
 
-#: Tasks that wait for time of the loop and are woken in one turn, at most: as many messages as the
-#: share may have, so that few return to wait.
+#: Those that wait for time of the loop and get it in one turn, at most.
 _WOKEN: Final = 8
 
 _log = logging.getLogger(__name__)
@@ -203,11 +201,11 @@ class LoopShare:
         #: When the share of this turn is spent; None: nothing has begun in it.
         self._end: float | None = None
         self._within = False
-        self._waiting: deque[Callable[[], None]] = deque()
+        self._waiting: deque[asyncio.Future[None] | Callable[[], None]] = deque()
         #: Tasks that were woken and came too late in their turn: the first of the next.
-        self._returned: list[Callable[[], None]] = []
-        #: No task that waited has run in this turn: one does in every turn.
-        self._owes = False
+        self._returned: list[asyncio.Future[None]] = []
+        #: Tasks that waited and had a message in this turn. One has, whatever was spent before.
+        self._served = 0
 
     def later(self, work: Callable[[], None]) -> None:
         """Call ``work`` in a later turn, after what waits already."""
@@ -218,18 +216,19 @@ class LoopShare:
     async def turn(self) -> None:
         """Wait until there is time for a message."""
         loop = asyncio.get_running_loop()
-        wait, woken = self._waiting.append, False
+        wait: Callable[[asyncio.Future[None]], None] = self._waiting.append
+        woken = False
         while True:
             if not self._within:
                 self._begin(loop)
             now = self._clock()
             if self._end is None:
                 self._end = now + self._seconds
-            if now < self._end or (woken and self._owes):
-                self._owes = self._owes and not woken
+            if now < self._end or (woken and not self._served):
+                self._served += woken
                 return
             place = loop.create_future()
-            wait(partial(_wake, place))
+            wait(place)
             await place
             wait, woken = self._returned.append, True
 
@@ -238,25 +237,29 @@ class LoopShare:
         loop.call_soon(self._next, loop)
 
     def _next(self, loop: asyncio.AbstractEventLoop) -> None:
-        """A new turn of the loop: the first that wait may have a message each in it."""
+        """A new turn of the loop: the first that wait may have a message each in it, one task more
+        than in the last."""
         self._within = False
         self._waiting.extendleft(reversed(self._returned))
         self._returned.clear()
         if not self._waiting:
             return
-        self._within, self._owes, self._end = True, True, None
+        left, self._served = self._served + 1, 0
+        self._within, self._end = True, None
         end = self._clock() + self._seconds
         try:
             for number in range(min(_WOKEN, len(self._waiting))):
                 if number and self._clock() >= end:
                     self._end = end
                     break
-                self._waiting.popleft()()
+                waiting = self._waiting.popleft()
+                if not isinstance(waiting, asyncio.Future):
+                    waiting()
+                elif not waiting.done():  # not cancelled
+                    waiting.set_result(None)
+                    left -= 1
+                if not left:
+                    break
         finally:
             # After those that were woken, so that who returns is the first again.
             loop.call_soon(self._next, loop)
-
-
-def _wake(place: asyncio.Future[None]) -> None:
-    if not place.done():  # cancelled
-        place.set_result(None)
