@@ -235,6 +235,11 @@ def _below(report: ReplayReport) -> Iterator[str]:
 def _ceiling(report: ReplayReport) -> str:
     cache = report.results[0].cache if report.results else None
     if cache is None or cache.ceiling is None:
+        if report.trace.format == "recording":
+            return (
+                "hit rates are unknown: the recording has no hashes of blocks; its router had no "
+                "tokenizer, or is a Dynamo with a prefill hop"
+            )
         return (
             "hit rates are unknown: the trace has no hashes of blocks; a recording "
             "(dynctl record) or a trace with hash_ids has them"

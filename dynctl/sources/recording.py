@@ -370,7 +370,7 @@ class RecordedMoment(ViewSource):
         request = request_of(arrived)
         start = self.playback.start
         of_dynamo = start is not None and start.source in OF_DYNAMO
-        why = NO_PROMPT_HASHES if of_dynamo else "the router had no tokens of it"
+        why = NO_PROMPT_HASHES if of_dynamo else "the router had no tokens of the prompt"
         if not request.overlap_modelled:
             request = replace(request, notes=(f"{NOT_MODELLED}: {why}",))
         if router.tiers.mask and request.sequence_hashes:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from dynctl.cli.commands import replay
@@ -231,6 +232,19 @@ def test_a_trace_without_hashes_has_no_hit_rate(dynctl: Run, tmp_path: Path) -> 
     assert "1 bad line skipped" in " ".join(ran.out.split())
     assert "hit rates are unknown: the trace has no hashes" in " ".join(ran.out.split())
     assert "counts as none" not in ran.out  # beside HITS unknown
+
+
+def test_a_recording_without_hashes_is_not_advised_to_be_recorded(
+    dynctl: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "r.dynrec"
+    records = [
+        msgspec.structs.replace(record, hashes=()) if isinstance(record, Arrived) else record
+        for record in RecordedFleet(workers=2, state=True).records(chats(3, 2))
+    ]
+    path.write_bytes(encode_records(records))
+    shown = " ".join(dynctl("replay", path).out.split())
+    assert "unknown: the recording has no hashes of blocks; its router had no tokenizer" in shown
 
 
 def test_a_short_trace_has_a_length(dynctl: Run, tmp_path: Path) -> None:
