@@ -227,7 +227,7 @@ def _boxes(command: Any, ctx: Any) -> dict[str, list[tuple[str, str]]]:
     boxes: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Commands": [], "Options": []}
     for name, below in getattr(command, "commands", {}).items():
         # A group has no summary: the first sentence of its page.
-        boxes["Commands"].append((name, below.short_help or below.help.split(". ")[0]))
+        boxes["Commands"].append((name, below.short_help or f"{below.help} ".split(". ")[0] + "."))
     for parameter in parameters:
         record = None if getattr(parameter, "hidden", False) else help_record(parameter, ctx)
         if record is None:

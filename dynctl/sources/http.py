@@ -247,9 +247,9 @@ def json_object(response: httpx.Response) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def frontend_url(url: str, option: str = "--frontend") -> str:
+def frontend_url(url: str, option: str = "--frontend ") -> str:
     """``url`` with a scheme, without a slash at its end, and without the ``/v1`` that base URLs of
-    OpenAI's clients have; raises UsageProblem, which names the ``option``."""
+    OpenAI's clients have; raises UsageProblem, which has the ``option`` before the URL."""
     full = url if "://" in url else f"http://{url}"
     try:
         parts = urlsplit(full)
@@ -259,8 +259,8 @@ def frontend_url(url: str, option: str = "--frontend") -> str:
     if not valid or "@" in parts.netloc or parts.query or parts.fragment:
         without = ", without user and password" if "@" in parts.netloc else ""
         raise UsageProblem(
-            f"{option} {without_credentials(full)}: expected http://HOST:PORT{without}",
-            f"for example: {option} http://127.0.0.1:8000",
+            f"{option}{without_credentials(full)}: expected http://HOST:PORT{without}",
+            f"for example: {option}http://127.0.0.1:8000",
         )
     return parts.geturl().rstrip("/").removesuffix("/v1").rstrip("/")
 

@@ -141,9 +141,7 @@ def _url(options: GlobalOptions, url: str | None) -> str:
             f"{len(named)} frontends: a test is of one server", "specify it: dynctl test URL"
         )
     return (
-        frontend_url(named[0], "--frontend" if url is None else "URL")
-        if named
-        else DEFAULT_FRONTEND
+        frontend_url(named[0], "--frontend " if url is None else "") if named else DEFAULT_FRONTEND
     )
 
 

@@ -177,6 +177,7 @@ def test_global_options_have_one_page_and_stand_on_no_other(dynctl):
         assert f"│ {name} " in dynctl("workers", "list", "--help=global").out
         assert f"│ {name} " in dynctl("workers", "list", "--help=all").out
     assert re.search(r"│ workers +Workers of a router: list, ", page)
+    assert re.search(r"│ +engine or its sidecar\. +│", page)
     assert "--frontend" in dynctl("workers", "list", "--help").out
     for local in ("serve frontend", "topology render", "context use"):
         assert "--frontend" not in dynctl(*local.split(), "--help").out

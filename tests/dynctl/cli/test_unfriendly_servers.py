@@ -126,7 +126,7 @@ def test_a_url_that_is_none(dynctl, url):
 def test_the_url_of_a_test_is_read_before_it_is_announced(dynctl):
     ran = dynctl("test", "ftp://x")
     assert (ran.code, ran.out) == (2, "")
-    assert ran.err.startswith("error: URL ftp://x: expected http://HOST:PORT")
+    assert ran.err.startswith("error: ftp://x: expected http://HOST:PORT\n")
 
 
 @pytest.mark.parametrize(
