@@ -133,6 +133,7 @@ def test_tls_to_a_server_without(server: ApiServer, tmp_path: Path):
 
 
 @pytest.mark.parametrize("body", [b"<html>Sign in", b"[1]", b"", b'{"a": \xff}', b"[" * 100_000])
+@pytest.mark.usefixtures("no_collection")
 def test_an_answer_that_is_no_object(tmp_path: Path, body: bytes):
     with answering(whole(body)) as url:
         one = elsewhere(tmp_path, {"server": url})

@@ -205,6 +205,7 @@ def test_more_than_can_be_read_is_never_written(path, monkeypatch):
         ("a = " + "[" * 100_000, "not TOML"),
     ],
 )
+@pytest.mark.usefixtures("no_collection")
 def test_a_broken_file_names_file_key_and_expectation(path, text, said):
     path.write_text(text)
     with pytest.raises(UsageProblem, match=rf"^{path}: {said}"):

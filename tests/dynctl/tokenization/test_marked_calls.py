@@ -269,6 +269,7 @@ def test_values_are_written_as_dynamo_writes_them(text, written):
         "[" * 100000,
     ],
 )
+@pytest.mark.usefixtures("no_collection")
 def test_values_that_dynamo_does_not_read_are_errors(text):
     with pytest.raises(ValueError):
         read_value(text)

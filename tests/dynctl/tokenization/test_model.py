@@ -181,6 +181,7 @@ def test_only_the_tokenizer_must_exist(directory):
         ("config.json", b" " * (4 * 1024 * 1024 + 1), "larger than"),
     ],
 )
+@pytest.mark.usefixtures("no_collection")
 def test_a_broken_file_is_named(directory, file, content, message):
     if content is None:
         (directory / file).unlink()

@@ -224,6 +224,7 @@ def test_a_filter_off_the_list_is_refused_by_name(name):
         ("{{ ('\n' * 8000000).splitlines() | length }}", "operations"),
     ],
 )
+@pytest.mark.usefixtures("no_collection")
 def test_a_bomb_is_stopped_by_count(source, limit):
     # The clock stands still: it is the counters that stop these, the same way on every machine.
     with pytest.raises(TemplateError, match=limit):
@@ -269,6 +270,7 @@ def test_a_namespace_does_not_print_its_values():
     ],
     ids=["open", "no-target", "deep", "nested", "filter", "size"],
 )
+@pytest.mark.usefixtures("no_collection")
 def test_an_invalid_template_is_an_error_at_load(source):
     with pytest.raises(TemplateError, match=r"evil\.jinja"):
         ChatTemplate(source, origin="evil.jinja")
