@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import shutil
 import subprocess
@@ -10,6 +9,7 @@ import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import packages_distributions
 from itertools import pairwise
 from pathlib import Path
@@ -191,9 +191,17 @@ def test_an_import_against_the_order_of_a_room_breaks_its_contract(
     assert re.search(line, reports.get(NAMES[contract], "")), reports
 
 
+@cache
+def import_graph() -> grimp.ImportGraph:
+    """All imports, those inside functions and under TYPE_CHECKING included."""
+    return grimp.build_graph(
+        "dynctl", "router_core", include_external_packages=True, cache_dir=None
+    )
+
+
 def circles() -> set[tuple[str, ...]]:
-    """Modules that import one another, function-level and TYPE_CHECKING imports included."""
-    graph = grimp.build_graph("dynctl", "router_core", cache_dir=None)
+    """Modules that import one another."""
+    graph = import_graph()
     imported = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
 
     def reached(start: str) -> set[str]:
@@ -227,24 +235,12 @@ def test_each_library_that_is_imported_is_a_dependency_and_no_other():
     optional = {_distribution(one) for one in (*extras["otlp"], *extras["nkeys"])}
     homes = packages_distributions()
     imported: set[str] = set()
-    for name in _imported() - sys.stdlib_module_names - {"dynctl", "router_core"}:
+    names = {module.partition(".")[0] for module in import_graph().modules}
+    for name in names - sys.stdlib_module_names - {"dynctl", "router_core"}:
         distributions = {_distribution(one) for one in homes[name]}
         assert distributions & (needed | optional), f"{name} is imported and not declared"
         imported |= distributions
     assert needed <= imported, f"declared and not imported: {needed - imported}"
-
-
-def _imported() -> set[str]:
-    """The first names of all imports, also of those inside functions."""
-    found: set[str] = set()
-    for folder in ("dynctl", "router_core"):
-        for path in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Import):
-                    found |= {alias.name.partition(".")[0] for alias in node.names}
-                elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                    found.add(node.module.partition(".")[0])
-    return found
 
 
 def _distribution(requirement: str) -> str:
