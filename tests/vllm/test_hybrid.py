@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.vllm import every_engine
 from tests.vllm.conftest import Judge
 from tests.vllm.rates import ask_all, computed_meanwhile
 from tests.vllm.stack import Engine, Stack
@@ -24,6 +25,15 @@ def engine(stack: Stack) -> Engine:
     engine = stack.engine("gemma", model="gemma")
     stack.wait(engine)
     return engine
+
+
+def test_small_requests_prove_it(stack: Stack, engine: Engine) -> None:
+    """Windows leave nothing out, but for the second of several prompts with one beginning."""
+    frontend = stack.frontend(engine.spec(), model="gemma")
+    every_engine.small_requests_prove_the_fleet(
+        frontend, {"gemma": engine}, passed=("DYE0405", "DYE0501", "DYE0502")
+    )
+    stack.stop(frontend)
 
 
 def test_hybrid_model(stack: Stack, engine: Engine, judged: Judge) -> None:
