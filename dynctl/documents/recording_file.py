@@ -89,8 +89,8 @@ _END_OF_TIME: Final = 253_402_300_800.0
 _LEVEL: Final = 1
 #: The most that zlib takes, 256 KiB more than by default: a third less CPU on hashes.
 _MEMORY: Final = 9
-#: Rows that are encoded in one call, which costs less than one each.
-_ENCODED_AT_A_TIME = 128
+#: Records that are encoded in one call, which costs less than one each.
+ENCODED_AT_A_TIME: Final = 128
 #: Columns that are known by the identity of their hashes, which live as long.
 _MOST_COLUMNS: Final = 32
 _COLUMN: Final = 1
@@ -247,7 +247,9 @@ class ChunkWriter:
         #: Records that were noted, but not written.
         self.lost = 0
         self._offset = offset
-        self._noted: list[tuple[float, Change | Unwrapped]] = []
+        #: Changes and other records with their times, which wait for :meth:`encode_noted` and so
+        #: must not change. To append here takes less time than :meth:`add`.
+        self.noted: list[tuple[float, Change | Unwrapped]] = []
         self._begin()
 
     def _begin(self) -> None:
@@ -262,7 +264,7 @@ class ChunkWriter:
         self._starts = False
 
     def __len__(self) -> int:
-        return self._count + len(self._noted)
+        return self._count + len(self.noted)
 
     @property
     def size(self) -> int:
@@ -275,25 +277,14 @@ class ChunkWriter:
         Raises OverflowError, TypeError or ValueError for a value that the file has no form for;
         the chunk is then as before.
         """
-        self._encode_noted()
+        self.encode_noted()
         at = record.at
         value = record.change if isinstance(record, Changed) else record
         self._append(self._row(at, value, 0.0))
 
-    def note(self, at: float, value: Change | Unwrapped) -> bool:
-        """Add a change or another record, in less time than :meth:`add`: many are encoded at a
-        time, so ``value`` must not change. Returns whether that was done now. What the file has no
-        form for is counted in ``lost``.
-        """
-        noted = self._noted
-        noted.append((at, value))
-        if len(noted) < _ENCODED_AT_A_TIME:
-            return False
-        self._encode_noted()
-        return True
-
-    def _encode_noted(self) -> None:
-        noted, self._noted = self._noted, []
+    def encode_noted(self) -> None:
+        """Add what was noted. What the file has no form for is counted in ``lost``."""
+        noted, self.noted = self.noted, []
         rows: list[Sequence[Any]] = []
         for at, value in noted:
             plain = _PLAIN.get(type(value))
@@ -349,7 +340,7 @@ class ChunkWriter:
 
     def take(self) -> PlainChunk:
         """What was added since the last call."""
-        self._encode_noted()
+        self.encode_noted()
         head = b"\xdd" + self._count.to_bytes(4, "big")
         chunk = PlainChunk(
             self._starts,

@@ -39,7 +39,13 @@ from dynctl.documents.recording import (
     Unwrapped,
     moved_snapshot,
 )
-from dynctl.documents.recording_file import HEADER, ChunkWriter, PlainChunk, pack_chunk
+from dynctl.documents.recording_file import (
+    ENCODED_AT_A_TIME,
+    HEADER,
+    ChunkWriter,
+    PlainChunk,
+    pack_chunk,
+)
 from dynctl.health import conditions
 from dynctl.serving.routing.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord, ServiceObserver
@@ -338,10 +344,10 @@ class Recorder(ServiceObserver):
 
     def _record_change(self, change: Change, now: float, applied: Applied) -> None:
         # This runs for every change of the router, so it is `_note` once more.
-        if self._held > MAX_HELD:
-            self._dropped += 1
-        elif self._writer.note(now + self._offset, change) and self._writer.size >= _CHUNK_BYTES:
-            self._close_chunk()
+        noted = self._writer.noted
+        noted.append((now + self._offset, change))
+        if len(noted) >= ENCODED_AT_A_TIME:
+            self._encode_noted()
         if not applied.ok and applied.code == "over_limit" and isinstance(change, KvEvent):
             # A router that replays has no bound, so it is told what the bound did.
             self._note(now + self._offset, replace(change, event=Cleared()))
@@ -358,9 +364,20 @@ class Recorder(ServiceObserver):
         self._note(record.at, record)
 
     def _note(self, at: float, value: Change | Unwrapped) -> None:
+        noted = self._writer.noted
+        noted.append((at, value))
+        if len(noted) >= ENCODED_AT_A_TIME:
+            self._encode_noted()
+
+    def _encode_noted(self) -> None:
+        """Encode what was noted, or drop it where the sink is too slow."""
+        writer = self._writer
         if self._held > MAX_HELD:
-            self._dropped += 1
-        elif self._writer.note(at, value) and self._writer.size >= _CHUNK_BYTES:
+            self._dropped += len(writer.noted)
+            writer.noted.clear()
+            return
+        writer.encode_noted()
+        if writer.size >= _CHUNK_BYTES:
             self._close_chunk()
 
     def _close_chunk(self) -> None:

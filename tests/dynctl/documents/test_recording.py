@@ -266,11 +266,12 @@ def test_a_record_that_cannot_be_written_harms_no_other(tmp_path: Path) -> None:
 def test_notes_make_the_same_bytes(made: list[Changed], at_a_time: int) -> None:
     """Changes that are encoded many at a time, and one at a time."""
     one, many = ChunkWriter(), ChunkWriter()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(r, "_ENCODED_AT_A_TIME", at_a_time)
-        for record in made:
-            one.add(record)
-            assert many.note(record.at, record.change) == (len(many._noted) == 0)
+    for record in made:
+        one.add(record)
+        many.noted.append((record.at, record.change))
+        assert len(one) == len(many)
+        if len(many.noted) >= at_a_time:
+            many.encode_noted()
             assert len(one) == len(many)
     assert r.pack_chunk(many.take()) == r.pack_chunk(one.take())
     assert many.lost == 0
@@ -278,11 +279,14 @@ def test_notes_make_the_same_bytes(made: list[Changed], at_a_time: int) -> None:
 
 def test_a_note_that_cannot_be_written_harms_no_other(tmp_path: Path) -> None:
     writer = ChunkWriter()
-    for number in range(400):  # more than are encoded at a time
+    for number in range(400):
         wide = number % 50 == 7
         record = Finished(float(number), "a", 200, cached_tokens=2**80 if wide else number)
-        writer.note(record.at, record)
-        writer.note(record.at, Arrived(record.at, "a", "m", 16, 16, (number,) * 3, priority=1))
+        arrived = Arrived(record.at, "a", "m", 16, 16, (number,) * 3, priority=1)
+        writer.noted += [(record.at, record), (record.at, arrived)]
+        if number % 64 == 0:
+            writer.encode_noted()
+    writer.encode_noted()
     assert writer.lost == 8
     assert len(writer) == 792
     path = tmp_path / "some"
@@ -298,7 +302,7 @@ def test_a_note_that_cannot_be_written_harms_no_other(tmp_path: Path) -> None:
 
 def test_times_within_changes_are_moved_when_they_are_noted(tmp_path: Path) -> None:
     writer = ChunkWriter(100.0)
-    writer.note(5.0, Enqueued("a", "m", "", 16, 0, arrived_at=1.5))
+    writer.noted.append((5.0, Enqueued("a", "m", "", 16, 0, arrived_at=1.5)))
     path = tmp_path / "some"
     path.write_bytes(HEADER + r.pack_chunk(writer.take()))
     (record,) = read_recording(path)

@@ -366,7 +366,7 @@ async def test_a_full_file_of_a_process_becomes_the_old_one(tmp_path: Path):
 async def test_a_slow_sink_loses_records_and_never_time(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(recorder_module, "MAX_HELD", 4_000)
     monkeypatch.setattr(recorder_module, "_CHUNK_BYTES", 1_000)
-    monkeypatch.setattr(recording_file, "_ENCODED_AT_A_TIME", 8)
+    monkeypatch.setattr(recorder_module, "ENCODED_AT_A_TIME", 8)
     release = asyncio.Event()
 
     class Slow:
