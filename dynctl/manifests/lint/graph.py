@@ -48,7 +48,7 @@ def _format(facts: LintFacts) -> Outcome:
 
 
 def _format_problems(graph: Graph) -> Iterator[tuple[str, str]]:
-    version, spec = graph.version, spec_of(graph)
+    version = graph.version
     metadata = mapping(graph.manifest.body.get("metadata"))
     if not (text(metadata.get("name")) or text(metadata.get("generateName"))):
         yield (
@@ -61,6 +61,16 @@ def _format_problems(graph: Graph) -> Iterator[tuple[str, str]]:
             f"write apiVersion: {GRAPH_GROUP}/v1beta1",
         )
         return
+    yield from _place_problems(graph)
+    for component in graph.components:
+        yield from _replica_problems(component)
+    if version == "v1beta1":
+        yield from _beta_components(graph)
+
+
+def _place_problems(graph: Graph) -> Iterator[tuple[str, str]]:
+    """Components at the place of the other version, of a wrong type, or too many."""
+    version, spec = graph.version, spec_of(graph)
     beta = version == "v1beta1"
     own, other = ("components", "services") if beta else ("services", "components")
     if other in spec:
@@ -72,17 +82,12 @@ def _format_problems(graph: Graph) -> Iterator[tuple[str, str]]:
     if held is not None and not isinstance(held, list if beta else Mapping):
         wanted, fix = ("array", "write a list") if beta else ("object", "write keys and values")
         yield wrong_type(f"spec.{own}", wanted, held), fix
-        return
-    if held is not None and len(graph.components) > _MOST_COMPONENTS:
+    elif held is not None and len(graph.components) > _MOST_COMPONENTS:
         yield (
             f"spec.{own}: Too many: {len(graph.components)}: must have at most "
             f"{_MOST_COMPONENTS} items",
             "split the graph",
         )
-    for component in graph.components:
-        yield from _replica_problems(component)
-    if beta:
-        yield from _beta_components(graph)
 
 
 def _replica_problems(component: Component) -> Iterator[tuple[str, str]]:
