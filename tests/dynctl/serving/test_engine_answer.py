@@ -126,6 +126,25 @@ def test_tool_calls_are_those_of_a_real_frontend(number: int) -> None:
     assert [plain(each) for each in found] == row["events"]
 
 
+@pytest.mark.parametrize("chat", [True, False])
+def test_an_event_of_text_alone_has_the_bytes_of_any_other(chat: bool) -> None:
+    outputs = [
+        *(output(68 + number % 3) for number in range(6)),
+        output(),
+        output(70, text='"\u00e9\n'),
+        output(70, text=""),
+        output(71, finish_reason="length"),
+    ]
+    quick, slow = (answer(chat=chat, stream=True) for _ in range(2))
+    assert quick._plain is not None
+    slow._plain = None
+    sent = [quick.feed(each) for each in outputs]
+    assert sent == [slow.feed(each) for each in outputs]
+    assert quick.end() == slow.end()
+    assert quick.usage == slow.usage
+    assert sum(map(len, sent)) > 6
+
+
 def test_calls_get_ids_of_their_own() -> None:
     text = '<tool_call>{"name": "f"}</tool_call>\n<tool_call>{"name": "f"}</tool_call>'
     chosen = options(tools=TOOLS)
