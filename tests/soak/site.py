@@ -8,10 +8,12 @@ go over relays.
 from __future__ import annotations
 
 import asyncio
+import random
 from array import array
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import reduce
+from inspect import signature
 from operator import xor
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
@@ -21,6 +23,7 @@ import aiohttp
 from dynctl.documents.index_dump import RankDump
 from dynctl.serving.engines.worker_spec import parse_worker_spec
 from dynctl.serving.http.index_exchange import PATH, ranks_at
+from router_core.prompt_hasher import PromptHasher
 from tests.planes.relay import Relay
 from tests.ports import free_port
 from tests.soak.fleet import Fleet, Process, start_frontend
@@ -38,6 +41,8 @@ ENGINES: Final[Mapping[str, tuple[str, str, str]]] = {
 }
 #: Engines whose requests go over a relay.
 LINKED: Final = ("decode-a", "whole-0")
+#: Of a prompt that fills memories; the demo model takes 8,192.
+_FILLING_TOKENS: Final = 8000
 _ROUTER: Final = {
     "router_session_affinity_ttl_secs": 60.0,
     "kv_transfer_domain": "zone",
@@ -81,6 +86,20 @@ class Site(Fleet):
         for name, port in self._ports.items():
             self.replicas[name] = self._relay(f"tcp://127.0.0.1:{port}")
         await asyncio.gather(*(self.begin_frontend(name) for name in self._ports))
+        await self._fill_hashes("a")
+
+    async def _fill_hashes(self, frontend: str) -> None:
+        """Route prompts until a frontend remembers as many hashed blocks as it may: in a short run
+        its memory would grow until the end."""
+        url = self.frontends[frontend].record["url"] + "/v1/route"
+        draw = random.Random(0).randrange
+        blocks = 0
+        async with aiohttp.ClientSession() as client:
+            while blocks < signature(PromptHasher).parameters["max_blocks"].default:
+                prompt = [draw(3, 400) for _ in range(_FILLING_TOKENS)]
+                async with client.post(url, json={"model": WHOLE, "prompt": prompt}) as response:
+                    response.raise_for_status()
+                    blocks += (await response.json())["blocks"]
 
     def _relay(self, address: str) -> Relay:
         return self._relays.enter_context(Relay(urlsplit(address).port or 0))
