@@ -148,7 +148,8 @@ _OWN: tuple[tuple[str, Kind, str, tuple[str, ...]], ...] = (
     ("background_task_failures_total", "counter", "Failures of background tasks, which restart by "
      "themselves", ("task",)),
     ("engine_failures_total", "counter", "Requests that an engine failed: refused, connect, reset, "
-     "timeout, status, protocol (not the answer of an engine), ejected", ("worker", "kind")),
+     "vanished (its host does not respond), timeout, status, protocol (not the answer of an "
+     "engine), ejected", ("worker", "kind")),
     ("probes_excused_total", "counter", "Failed probes that did not count, because the frontend's "
      "own event loop was late", ()),
     ("replica_up", "gauge", "1 = another router of replica sync is heard, and its load is complete",
