@@ -82,6 +82,7 @@ def test_a_changed_view_is_refused_or_works(path, value):
     ],
     ids=lambda command: " ".join(command[:3]),
 )
+@pytest.mark.usefixtures("no_collection")
 def test_files(dynctl, tmp_path, command, text):
     file = tmp_path / "file.json"
     file.write_bytes(text.encode("utf-8", "surrogatepass"))
@@ -113,6 +114,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.usefixtures("no_collection")
 def test_answers(dynctl, server: Server, command):
     errors = [DEEP, '{"error": []}', '{"error": {"message": [[]]}}', "\x1b[2J"]
     for status, answer in [(200, one) for one in ANSWERS] + [(500, one) for one in errors]:

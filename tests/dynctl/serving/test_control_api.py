@@ -176,6 +176,7 @@ async def test_a_huge_threshold_is_refused_and_chats_go_on():
 
 
 @pytest.mark.parametrize("depth", [150, 400, 900, 20_000])
+@pytest.mark.usefixtures("no_collection")
 async def test_deep_bodies_are_a_400_or_work(depth):
     async with site([{"name": "a0"}]) as fleet:
         deep = "[" * depth + "]" * depth

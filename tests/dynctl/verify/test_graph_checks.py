@@ -286,6 +286,7 @@ def test_the_volume_of_a_draft():
 @pytest.mark.parametrize(
     "annotation", ["", "{", "[]", "1", "null", '{"kind": "Pod"}', "[" * 100_000]
 )
+@pytest.mark.usefixtures("no_collection")
 def test_an_invalid_last_applied_annotation_is_ignored(annotation: str):
     cluster = Cluster()
     cluster.graph["metadata"]["annotations"] = {LAST_APPLIED: annotation}

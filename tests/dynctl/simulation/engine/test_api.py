@@ -254,6 +254,7 @@ async def test_wrong_messages_are_named(start: StartEngine, http, messages, para
     assert (status, answer["error"]["param"]) == (400, param)
 
 
+@pytest.mark.usefixtures("no_collection")
 async def test_invalid_bodies(start: StartEngine, http) -> None:
     engine = await start(max_body_bytes=2048)
     for raw, status in ((b"{", 400), (b"[]", 400), (b"\xff", 400), (b"[" * 1500, 400)):
