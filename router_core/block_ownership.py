@@ -208,11 +208,16 @@ class BlockOwnership:
             return StoreResult(0, 0)
         above = ROOT
         if parent_hash is not None:
+            names = self._names
             try:
-                parent = self._names.block(slot, parent_hash)
+                shared = slot not in names.own
+                parent = names.find(parent_hash) if shared else names.block(slot, parent_hash)
             except TypeError:
                 return _not_a_hash(parent_hash, block_hashes, local_hashes)
-            if parent is None or not self._holds(parent, 1 << slot):
+            if (
+                parent is None
+                or self._runs.end(parent >> POSITION_BITS, 1 << slot) <= parent & POSITION
+            ):
                 return self._detach(slot, parent_hash, block_hashes, local_hashes, counted)
             above = parent
         result = self._store_after(slot, above, block_hashes, local_hashes, counted)
@@ -279,14 +284,14 @@ class BlockOwnership:
                 same = runs.equal_locals(run, at, data, done)
                 if same:
                     return run, at, same
-        if above == ROOT or (run in runs.forks and above in runs.kids):
+        if above == ROOT or runs.forks.get(run, 0) >> at - 1 & 1:
             sequence = first if above == ROOT else chain(runs.sequence(above), first)
             kid = runs.start(sequence, above)
             if kid:
                 return kid, 0, runs.equal_locals(kid, 0, data, done) or 1
-        if at == LIMIT or at < runs.lengths[run]:
-            return 0, 0, 0
-        return run, at, 0
+        if runs.lengths[run] == at < LIMIT:
+            return run, at, 0
+        return 0, 0, 0
 
     def store_window(
         self, slot: int, group: int, block_hashes: Sequence[int], needed: int, span: int = 1
@@ -350,6 +355,15 @@ class BlockOwnership:
             gone = self._release(slot, (first,), range(first, first + total))
             return RemoveResult(total, gone - total, 0)
         # All names first: removing an earlier block drops the names of the later ones.
+        held, unknown = self._find_held(slot, bit, block_hashes)
+        gone = self._release(slot, held, held)
+        waited = self._remove_detached(slot, unknown) if unknown and self.detached else 0
+        return RemoveResult(len(held) + waited, gone - len(held), len(unknown) - waited)
+
+    def _find_held(
+        self, slot: int, bit: int, block_hashes: Sequence[int]
+    ) -> tuple[set[int], list[int]]:
+        """The blocks that ``slot`` holds under these names, and the names of no such block."""
         held = set()
         unknown = []
         names, end = self._names, self._runs.end
@@ -360,9 +374,7 @@ class BlockOwnership:
                 unknown.append(name)
             else:
                 held.add(block)
-        gone = self._release(slot, held, held)
-        waited = self._remove_detached(slot, unknown) if unknown and self.detached else 0
-        return RemoveResult(len(held) + waited, gone - len(held), len(unknown) - waited)
+        return held, unknown
 
     def _remove_last(self, slot: int, bit: int, name: int) -> bool:
         """Remove a block if it is the last one that ``slot`` holds of its run and no run continues
@@ -609,12 +621,13 @@ class BlockOwnership:
         data = data[: 8 * count]
         if above == ROOT:
             # The first block of a prompt has no parent to mix in.
-            sequences = data
-            if count > 1:
-                sequences = packer(count).pack(*sequence_hashes(local_hashes[:count]))
+            sequences = packer(count).pack(*sequence_hashes(local_hashes[:count]))
         else:
             parent = runs.sequence(above)
-            sequences = packer(count).pack(*sequence_hashes(local_hashes[:count], parent))
+            if count == 1:
+                sequences = packer(1).pack(chain(parent, local_hashes[0]))
+            else:
+                sequences = packer(count).pack(*sequence_hashes(local_hashes[:count], parent))
         if at:
             runs.extend(run, sequences, data, named, bit)
         else:
