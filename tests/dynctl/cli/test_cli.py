@@ -630,8 +630,9 @@ def test_a_filter_without_a_match_names_what_no_worker_has(dynctl, command, line
     ],
 )
 def test_a_file_that_cannot_grow_is_named(tmp_path: Path, command: str, name: str):
-    """The limit of a process stands for the full disk, which has no other number either."""
-    done = _bash(f"ulimit -f 1; dynctl {command}", tmp_path)
+    """The limit of a process stands for the full disk, which has no other number either. Python
+    would keep bytecode that is cut at the limit."""
+    done = _bash(f"ulimit -f 1; export PYTHONDONTWRITEBYTECODE=1; dynctl {command}", tmp_path)
     assert done.returncode == 2
     assert f"error: {name}: " in done.stderr
     assert "larger than this process may write" in " ".join(done.stderr.split())
