@@ -41,7 +41,12 @@ from dynctl.serving.routing.refusal import HttpError
 from dynctl.tokenization import ModelTokenizer
 from dynctl.wire.anthropic import MessagesRequest
 from dynctl.wire.dynamo.discovery import Instance, ModelCard
-from dynctl.wire.dynamo.engine_output import EngineItem, EngineOutput, decode_engine_item
+from dynctl.wire.dynamo.engine_output import (
+    ERROR_EVENT,
+    EngineItem,
+    EngineOutput,
+    decode_engine_item,
+)
 from dynctl.wire.dynamo.engine_request import (
     BootstrapInfo,
     EngineRequest,
@@ -571,7 +576,7 @@ class PlaneStream(EngineStream):
             problem = f"{self.origin} sent an invalid output: {error}"
             raise UpstreamFailure("status", problem, status=500) from None
         answer, output = self.answer, item.data
-        if item.event is not None and item.failure is not None:
+        if item.event == ERROR_EVENT:
             raise _reported_failure(self.origin, item)
         if output is None:
             return

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 from dynctl.base.decode_errors import WireError
 from dynctl.base.json_fields import U32_MAX
-from dynctl.wire.dynamo.request_plane import RawItem, printable
+from dynctl.wire.dynamo.request_plane import RawItem
 
 _U32 = Annotated[int, Meta(ge=0, le=U32_MAX)]
 _FINISHES: Final = frozenset(
@@ -21,6 +21,7 @@ _FINISHES: Final = frozenset(
 )
 
 ERROR_EVENT: Final = "error"
+"""The event of an item that ends an answer with an error."""
 
 
 #: The default of a field that is written also when it is null (msgspec keeps it). Made without a
@@ -100,15 +101,6 @@ class EngineItem(Struct, frozen=True, kw_only=True, omit_defaults=True):
     event: str | None = None
     comment: list[str] | None = None
     error: Any = None
-
-    @property
-    def failure(self) -> str | None:
-        """The reason if this item is an error event, for a log; one line, shortened."""
-        if self.event != ERROR_EVENT:
-            return None
-        if isinstance(self.error, dict):
-            return printable(str(self.error.get("message", "")))
-        return printable(str(self.error or ", ".join(self.comment or ())))
 
 
 _MSGPACK: Final = msgspec.msgpack.Decoder(EngineItem)

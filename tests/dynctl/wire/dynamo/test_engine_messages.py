@@ -99,4 +99,4 @@ def test_errors_are_read_from_both_of_their_forms() -> None:
     written = encode_body(EngineItem(event=ERROR_EVENT, error=error), "json")
     event = decode_engine_item(RawItem(written, "json"))
     assert event.data is None
-    assert event.failure == "boom"
+    assert (event.event, event.error) == (ERROR_EVENT, error)
