@@ -121,6 +121,8 @@ def _rows(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     growth = {name: value / 1e6 for name, value in result["memory_growth"].items()}
     text = "{bytes_an_hour:+.1f} MB an hour (standard error {error:.1f})"
     yield "memory of the frontend that is never restarted", text.format(**growth)
+    problems = "; ".join(result["problems"])
+    yield "verdict", f"**fails**: {problems}" if problems else "passes"
 
 
 def _counted(counts: Mapping[str, int]) -> str:

@@ -30,6 +30,7 @@ def test_a_soak_run_is_on_the_page_with_its_numbers() -> None:
         "slowest_s": 8.1, "faults": [{"kind": "engine killed"}, {"kind": "engine killed"}],
         "quiet": [{"loads_s": 0.1, "index_s": 0.4}, {"loads_s": 0.2, "index_s": None}],
         "memory_growth": {"bytes_an_hour": 1_200_000, "error": 90_000},
+        "problems": ["minute 12: index right never; expected 2 s"],
     }  # fmt: skip
     part = load_part(result)
     for line in (
@@ -38,6 +39,7 @@ def test_a_soak_run_is_on_the_page_with_its_numbers() -> None:
         "| became | 0 lost, 9 answer, 1 error event |",
         "| index right after | 0.4 s, at most 0.4 s; 1 times not |",
         "| memory of the frontend that is never restarted | +1.2 MB an hour (standard error 0.1) |",
+        "| verdict | **fails**: minute 12: index right never; expected 2 s |",
         "Faults: 2 engine killed.",
     ):
         assert f"\n{line}\n" in part
