@@ -843,10 +843,11 @@ def test_what_cannot_be_simulated_is_refused_by_name():
         simulate([replace_block(asked(0.0, 0, 8, 1, 1, 2), 6)], fleet(), KV)
     with pytest.raises(ReplayError, match="routers"):
         simulate([asked(0.0, 0, 8, 1)], fleet(), KV, routers=0)
-    result = simulate([asked(0.0, 0, 8, 1), asked(0.0, 1, 4000, 1)], fleet(), KV)
+    result = simulate([asked(0.0, 0, 8, 1, 1, 2), asked(0.0, 1, 4000, 1)], fleet(), KV)
     assert result.counts.refusals == {"too_long": 1}
-    assert "no hash ids" in result.notes[0]
-    assert result.cache.ceiling is None
+    assert result.notes[0].startswith("1 of 2 requests have no hash ids: ")
+    without_hashes = simulate([asked(0.0, 0, 8, 1)], fleet(), KV)
+    assert (without_hashes.cache.ceiling, without_hashes.notes) == (None, [])
 
 
 def replace_block(request, size):
