@@ -426,6 +426,7 @@ FOREIGN = frozenset(
         *("--page-size", "--prefix-caching-hash-algo", "--publish-events-and-metrics"),
         *("--served-model-name", "--durable-kv-events", "--local-dir"),
         *("--context-length", "--data", "--max-queued-requests", "--chat-template", "--prefix"),
+        "--prefix-cache-retention-interval",
         "--router-session-affinity-ttl-secs",
     )
 )
