@@ -52,7 +52,6 @@ class AccessOptions:
     api_key: Annotated[
         list[str] | None,
         typer.Option(
-            "--api-key",
             metavar="KEY",
             envvar="DYNCTL_API_KEY",
             help="A key for clients of inference (repeatable). Prefer the variable or "
@@ -108,7 +107,6 @@ class AccessOptions:
     client_fields: Annotated[
         list[str] | None,
         typer.Option(
-            "--client-fields",
             metavar="FIELD,..",
             help="Fields that direct engines, such as priority or kv_transfer_params, which "
             "clients may send (repeatable). client-fields= of a key in the file counts first.",
@@ -119,7 +117,6 @@ class AccessOptions:
     engine_api_key: Annotated[
         str | None,
         typer.Option(
-            "--engine-api-key",
             metavar="KEY",
             envvar="DYNCTL_ENGINE_API_KEY",
             help="Key for engines that need one. Prefer the variable or --engine-api-key-file; "
@@ -156,7 +153,6 @@ class AccessOptions:
     system_host: Annotated[
         str,
         typer.Option(
-            "--system-host",
             metavar="HOST",
             envvar="DYN_SYSTEM_HOST",
             help="Listen address of --system-port; a kubelet needs 0.0.0.0.",
@@ -175,7 +171,6 @@ class AccessOptions:
     otlp_endpoint: Annotated[
         str | None,
         typer.Option(
-            "--otlp-endpoint",
             metavar="URL",
             envvar="DYNCTL_OTLP_ENDPOINT",
             help="Send a trace of each request to this OpenTelemetry collector (OTLP over "
@@ -186,7 +181,6 @@ class AccessOptions:
     otlp_sample_ratio: Annotated[
         float,
         typer.Option(
-            "--otlp-sample-ratio",
             metavar="SHARE",
             envvar="DYNCTL_OTLP_SAMPLE_RATIO",
             min=0,
@@ -200,7 +194,6 @@ class AccessOptions:
     header_timeout: Annotated[
         float,
         typer.Option(
-            "--header-timeout",
             help="Time from a connection, or from the first byte, to a complete header.",
             rich_help_panel=_CLIENTS,
             **_SECONDS,
@@ -209,7 +202,6 @@ class AccessOptions:
     keep_alive_timeout: Annotated[
         float,
         typer.Option(
-            "--keep-alive-timeout",
             help="Time that a connection stays open between two requests.",
             rich_help_panel=_CLIENTS,
             **_SECONDS,
@@ -218,7 +210,6 @@ class AccessOptions:
     peer_connections: Annotated[
         int,
         typer.Option(
-            "--peer-connections",
             metavar="N",
             min=0,
             max=1 << 20,
@@ -230,7 +221,6 @@ class AccessOptions:
     first_byte_timeout: Annotated[
         float | None,
         typer.Option(
-            "--first-byte-timeout",
             help="Time to the first output of a stream or a prefill hop; then another engine "
             "gets the request. Default: from measured times, at least 10 s.",
             rich_help_panel=_ENGINES,
@@ -241,16 +231,12 @@ class AccessOptions:
     idle_timeout: Annotated[
         float,
         typer.Option(
-            "--idle-timeout",
-            help="Longest pause in an engine's stream.",
-            rich_help_panel=_ENGINES,
-            **_SECONDS,
+            help="Longest pause in an engine's stream.", rich_help_panel=_ENGINES, **_SECONDS
         ),
     ] = 300.0
     eject_after: Annotated[
         int,
         typer.Option(
-            "--eject-after",
             metavar="N",
             min=0,
             max=1_000_000,
@@ -262,7 +248,6 @@ class AccessOptions:
     eject_pause: Annotated[
         float,
         typer.Option(
-            "--eject-pause",
             help="First pause; one request on trial follows, and twice the pause if it fails.",
             rich_help_panel=_ENGINES,
             **_SECONDS,
@@ -271,18 +256,12 @@ class AccessOptions:
     ] = 5.0
     eject_max_pause: Annotated[
         float,
-        typer.Option(
-            "--eject-max-pause",
-            help="Longest pause.",
-            rich_help_panel=_ENGINES,
-            **_SECONDS,
-        ),
+        typer.Option(help="Longest pause.", rich_help_panel=_ENGINES, **_SECONDS),
         Needs(("eject_after",), unset=0),
     ] = 300.0
     panic_threshold: Annotated[
         str,
         typer.Option(
-            "--panic-threshold",
             metavar="PERCENT",
             help="Share of a model's workers that should be healthy; below it, workers whose "
             "probes or requests failed get requests too; 0%: never.",
@@ -292,7 +271,6 @@ class AccessOptions:
     router_replica_bind: Annotated[
         str | None,
         typer.Option(
-            "--router-replica-bind",
             metavar="PORT|ADDRESS",
             envvar="DYNCTL_ROUTER_REPLICA_BIND",
             help="With --router-replica-sync: where other routers read this one's load over "
@@ -304,7 +282,6 @@ class AccessOptions:
     router_replica_peer: Annotated[
         list[str] | None,
         typer.Option(
-            "--router-replica-peer",
             metavar="ADDRESS",
             envvar="DYNCTL_ROUTER_REPLICA_PEERS",
             help="The --router-replica-bind of another router, tcp://HOST:PORT (repeatable).",
@@ -315,7 +292,6 @@ class AccessOptions:
     router_replica_nats: Annotated[
         str | None,
         typer.Option(
-            "--router-replica-nats",
             metavar="URL",
             envvar="DYNCTL_ROUTER_REPLICA_NATS",
             help="Share load over NATS in place of ZMQ: nats://HOST:PORT, several with commas.",
@@ -326,7 +302,6 @@ class AccessOptions:
     router_replica_group: Annotated[
         str,
         typer.Option(
-            "--router-replica-group",
             metavar="NAME",
             envvar="DYNCTL_ROUTER_REPLICA_GROUP",
             help="Over NATS only routers of one group share load.",
@@ -337,7 +312,6 @@ class AccessOptions:
     index_peer: Annotated[
         list[str] | None,
         typer.Option(
-            "--index-peer",
             metavar="URL",
             envvar="DYNCTL_INDEX_PEERS",
             help="Begin with the index of this frontend or router, and read from the engines "

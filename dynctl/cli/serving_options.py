@@ -136,13 +136,11 @@ class ServingOptions:
     """What the options of a serving process are set to; sizes as typed."""
 
     worker: Annotated[
-        list[str] | None,
-        typer.Option("--worker", metavar="SPEC", help=WORKER_HELP, rich_help_panel=WORKERS),
+        list[str] | None, typer.Option(metavar="SPEC", help=WORKER_HELP, rich_help_panel=WORKERS)
     ] = None
     workers_file: Annotated[
         Path | None,
         typer.Option(
-            "--workers-file",
             metavar="FILE",
             help="The workers as YAML; reloaded when it changes.",
             rich_help_panel=WORKERS,
@@ -151,7 +149,6 @@ class ServingOptions:
     model_path: Annotated[
         Path | None,
         typer.Option(
-            "--model-path",
             metavar="DIR",
             help="Directory of tokenizer and chat template. Without it: the files of a Dynamo "
             "worker's card, or POST /tokenize of the engines.",
@@ -169,7 +166,6 @@ class ServingOptions:
     tokenizer: Annotated[
         str,
         typer.Option(
-            "--tokenizer",
             metavar="auto|fast|exact",
             help="auto: the fastest encoder that gives the same token ids; fast: fastokens; exact: "
             "tokenizers.",
@@ -179,10 +175,7 @@ class ServingOptions:
     model_name: Annotated[
         str | None,
         typer.Option(
-            "--model-name",
-            metavar="NAME",
-            help="Model of workers that do not report it.",
-            rich_help_panel=WORKERS,
+            metavar="NAME", help="Model of workers that do not report it.", rich_help_panel=WORKERS
         ),
         Needs(dynamo=False, without=("router",)),
     ] = None
@@ -204,7 +197,6 @@ class ServingOptions:
     log_decisions: Annotated[
         str,
         typer.Option(
-            "--log-decisions",
             metavar="off|winner|all",
             envvar="DYNCTL_LOG_DECISIONS",
             help="Log the winner of each hop, or all candidates with their costs.",
@@ -216,16 +208,12 @@ class ServingOptions:
     decision_memory: Annotated[
         str,
         typer.Option(
-            "--decision-memory",
-            metavar="SIZE",
-            help="Memory for past decisions (dynctl why ID).",
-            rich_help_panel=LOGS,
+            metavar="SIZE", help="Memory for past decisions (dynctl why ID).", rich_help_panel=LOGS
         ),
     ] = "64MiB"
     record: Annotated[
         Path | None,
         typer.Option(
-            "--record",
             metavar="FILE",
             help="Record requests (hashes only), decisions, events and loads in a file (dynctl top "
             "--recording FILE --at TIME).",
@@ -235,7 +223,6 @@ class ServingOptions:
     record_max_bytes: Annotated[
         str,
         typer.Option(
-            "--record-max-bytes",
             metavar="SIZE",
             help="Size at which the recording becomes FILE.old and a new one begins.",
             rich_help_panel=LOGS,
@@ -248,7 +235,6 @@ class ServingOptions:
     start_timeout: Annotated[
         float | None,
         typer.Option(
-            "--start-timeout",
             metavar="DURATION",
             parser=seconds(0.0),
             help="End with exit code 3 where discovery is not reachable for this time. "
@@ -260,7 +246,6 @@ class ServingOptions:
     model_return_time: Annotated[
         float,
         typer.Option(
-            "--model-return-time",
             metavar="DURATION",
             parser=seconds(0.0),
             help="Answer 503 with retry-after, not 404, for a model whose last worker left within "
@@ -271,7 +256,6 @@ class ServingOptions:
     system_port: Annotated[
         int | None,
         typer.Option(
-            "--system-port",
             metavar="PORT",
             envvar="DYN_SYSTEM_PORT",
             min=-1,

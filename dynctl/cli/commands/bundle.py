@@ -34,7 +34,7 @@ def bundle(
         ),
     ] = None,
     to: Annotated[
-        Path | None, typer.Option("--to", metavar="FILE", help="Same as the argument FILE.")
+        Path | None, typer.Option(metavar="FILE", help="Same as the argument FILE.")
     ] = None,
     output: FileOrFormat = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,

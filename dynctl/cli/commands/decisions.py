@@ -63,7 +63,7 @@ def list_decisions(
     zone: Zone = None,
     worker: Worker = None,
     limit: Annotated[
-        int, typer.Option("--limit", metavar="N", min=1, max=1000, help="The last N decisions.")
+        int, typer.Option(metavar="N", min=1, max=1000, help="The last N decisions.")
     ] = 20,
     no_headers: NoHeaders = False,
     frontend_log: FrontendLog = None,
@@ -160,7 +160,6 @@ def compare_decisions(
     frontend_log: Annotated[
         str | None,
         typer.Option(
-            "--frontend-log",
             metavar="FILE|-",
             help="Log of a Dynamo frontend, - for standard input: its costs are compared too.",
         ),

@@ -58,7 +58,6 @@ def demo(
     port: Annotated[
         int | None,
         typer.Option(
-            "--port",
             metavar="PORT",
             min=0,
             max=65535,

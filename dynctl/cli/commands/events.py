@@ -14,7 +14,6 @@ def tail_events(
     worker: Annotated[
         list[str] | None,
         typer.Option(
-            "--worker",
             metavar="ID",
             autocompletion=names_of("worker"),
             help="Only this worker (repeatable): name or id, or the unique end of it.",
@@ -32,9 +31,7 @@ def tail_events(
     kind: Annotated[
         list[str] | None,
         typer.Option(
-            "--kind",
-            metavar="stored|removed|cleared|gap|restart|..",
-            help="Only this kind (repeatable).",
+            metavar="stored|removed|cleared|gap|restart|..", help="Only this kind (repeatable)."
         ),
     ] = None,
     load: Annotated[

@@ -22,9 +22,7 @@ def explain(
     ] = None,
     markdown: Annotated[
         Path | None,
-        typer.Option(
-            "--markdown", metavar="DIR", hidden=True, help="Write all codes as docs/checks/."
-        ),
+        typer.Option(metavar="DIR", hidden=True, help="Write all codes as docs/checks/."),
     ] = None,
 ) -> int:
     """Explain the code of a finding, or a client's error: cause and fix.

@@ -16,7 +16,7 @@ def hot(
     files: RecordedFiles = None,
     length: RecordFor = None,
     top: Annotated[
-        int, typer.Option("--top", metavar="N", min=1, max=MOST_TOP, help="Prefixes to show.")
+        int, typer.Option(metavar="N", min=1, max=MOST_TOP, help="Prefixes to show.")
     ] = DEFAULT_TOP,
     start: Annotated[
         str | None,
@@ -31,9 +31,7 @@ def hot(
     ] = None,
     model_path: Annotated[
         Path | None,
-        typer.Option(
-            "--model-path", metavar="DIR", help="Directory with the config.json of the model."
-        ),
+        typer.Option(metavar="DIR", help="Directory with the config.json of the model."),
     ] = None,
     skip_bad: SkipBad = False,
 ) -> int:

@@ -27,9 +27,7 @@ def record(
             "--for", metavar="DURATION", help="Stop after this time, as 30s or 10m; else Ctrl-C."
         ),
     ] = None,
-    max_bytes: Annotated[
-        str, typer.Option("--max-bytes", metavar="SIZE", help="Stop at this size.")
-    ] = "1GiB",
+    max_bytes: Annotated[str, typer.Option(metavar="SIZE", help="Stop at this size.")] = "1GiB",
     show: Annotated[
         bool, typer.Option("--show", help="Show what the file has; nothing is recorded.")
     ] = False,

@@ -59,7 +59,6 @@ class RequestOptions:
     generate: Annotated[
         str | None,
         typer.Option(
-            "--generate",
             metavar="agentic|chat|rag|batch",
             help="Generate requests instead.",
             rich_help_panel=_INPUT,
@@ -68,7 +67,6 @@ class RequestOptions:
     workload: Annotated[
         list[str] | None,
         typer.Option(
-            "--workload",
             metavar="NAME=VALUE",
             help="Parameter of --generate (repeatable): requests, rate, prompts, prompt_tokens, "
             "skew, turns, turn_tokens, output_tokens, think_s, documents, document_tokens, "
@@ -80,7 +78,6 @@ class RequestOptions:
     trace_block_size: Annotated[
         int | None,
         typer.Option(
-            "--trace-block-size",
             metavar="N",
             min=1,
             max=65_536,
@@ -163,7 +160,6 @@ class RouterOptions:
     policy: Annotated[
         list[str] | None,
         typer.Option(
-            "--policy",
             metavar="[LABEL:]NAME|FILE[,SETTING=VALUE]",
             help="round-robin, random, least-loaded, power-of-two, approximate, kv, kv-tuned, "
             "best-pair, a preset, or a YAML or TOML file of settings (repeatable). "
@@ -184,7 +180,6 @@ class RouterOptions:
     sync_delay_ms: Annotated[
         float,
         typer.Option(
-            "--sync-delay-ms",
             metavar="DURATION",
             parser=seconds(0.0, 60.0, unit="ms"),
             help="Time of a booking to the other routers, ms.",
@@ -282,14 +277,7 @@ class FleetOptions:
     ] = None
     data_parallel_size: Annotated[
         int,
-        typer.Option(
-            "--data-parallel-size",
-            metavar="N",
-            min=1,
-            max=64,
-            help="Ranks of a worker.",
-            rich_help_panel=_FLEET,
-        ),
+        typer.Option(metavar="N", min=1, max=64, help="Ranks of a worker.", rich_help_panel=_FLEET),
     ] = 1
     bootstrap: Annotated[
         bool | None,
@@ -312,7 +300,6 @@ class FleetOptions:
     preferred_weight: Annotated[
         float | None,
         typer.Option(
-            "--preferred-weight",
             metavar="X",
             min=0,
             max=1,
@@ -333,7 +320,6 @@ class FleetOptions:
     events_delay_ms: Annotated[
         float,
         typer.Option(
-            "--events-delay-ms",
             metavar="DURATION",
             parser=seconds(0.0, 3600.0, unit="ms"),
             help="Time from a cache event to the router, ms.",
@@ -372,7 +358,6 @@ class FleetOptions:
     migration_max_seq_len: Annotated[
         int | None,
         typer.Option(
-            "--migration-max-seq-len",
             metavar="TOKENS",
             min=1,
             max=1 << 31,
@@ -469,7 +454,6 @@ class AnswerOptions:
     ttft_limit: Annotated[
         float | None,
         typer.Option(
-            "--ttft-limit",
             metavar="DURATION",
             parser=seconds(0.0),
             help="Goodput: longest TTFT. [default: 2s]",
@@ -479,7 +463,6 @@ class AnswerOptions:
     itl_limit_ms: Annotated[
         float | None,
         typer.Option(
-            "--itl-limit-ms",
             metavar="DURATION",
             parser=seconds(0.0, unit="ms"),
             help="Goodput: longest inter-token latency, ms. [default: none]",

@@ -340,7 +340,6 @@ def observe(
     frontend_log: Annotated[
         str | None,
         typer.Option(
-            "--frontend-log",
             metavar="FILE|-",
             help="The log of a Dynamo frontend: its costs and refusals, and its choices where no "
             "frontend publishes them; - is standard input.",

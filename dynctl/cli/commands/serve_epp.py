@@ -170,18 +170,18 @@ def epp(
     http_host: Annotated[
         str,
         typer.Option(
-            "--http-host", metavar="HOST", envvar="DYN_HTTP_HOST",
+            metavar="HOST", envvar="DYN_HTTP_HOST",
             help="Listen address of metrics and of the operators' HTTP.",
-            rich_help_panel="Listening",
-        ),
+            rich_help_panel="Listening"
+        )
     ] = "127.0.0.1",
     http_port: Annotated[
         int,
         typer.Option(
-            "--http-port", metavar="PORT", min=0, max=65535, envvar="DYN_HTTP_PORT",
+            metavar="PORT", min=0, max=65535, envvar="DYN_HTTP_PORT",
             help="Port of metrics and of the operators' HTTP; 0: a free one.",
-            rich_help_panel="Listening",
-        ),
+            rich_help_panel="Listening"
+        )
     ] = 9090,
     pool: Pool = None,
     pod_kv_events: EventsPort = None,

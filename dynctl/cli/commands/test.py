@@ -22,25 +22,20 @@ def prove(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            "--only",
             metavar="GROUP",
             help="Only this group (repeatable): names, tokens, streams, reuse, index, isolation,"
             " topology, load, limits, change.",
         ),
     ] = None,
     model: Annotated[
-        str | None,
-        typer.Option("--model", metavar="NAME", help="Model to test. [default: the first listed]"),
+        str | None, typer.Option(metavar="NAME", help="Model to test. [default: the first listed]")
     ] = None,
     model_path: Annotated[
         Path | None,
-        typer.Option(
-            "--model-path", metavar="DIR", help="Tokenizer directory to compare token counts with."
-        ),
+        typer.Option(metavar="DIR", help="Tokenizer directory to compare token counts with."),
     ] = None,
     budget: Annotated[
-        str,
-        typer.Option("--budget", metavar="Nreq", help="Send at most N requests."),
+        str, typer.Option(metavar="Nreq", help="Send at most N requests.")
     ] = "200req",
     duration: Annotated[
         float,
@@ -49,14 +44,10 @@ def prove(
         ),
     ] = 120.0,
     api_key_env: Annotated[
-        str,
-        typer.Option(
-            "--api-key-env", metavar="NAME", help="Variable with the API key of the server."
-        ),
+        str, typer.Option(metavar="NAME", help="Variable with the API key of the server.")
     ] = "OPENAI_API_KEY",
     seed: Annotated[
-        int | None,
-        typer.Option("--seed", metavar="N", min=0, help="Seed of the prompts. [default: random]"),
+        int | None, typer.Option(metavar="N", min=0, help="Seed of the prompts. [default: random]")
     ] = None,
     allow_changes: Annotated[
         bool,
@@ -68,7 +59,6 @@ def prove(
     wait: Annotated[
         float | None,
         typer.Option(
-            "--wait",
             parser=seconds(),
             metavar="DURATION",
             help="Repeat the test until no check fails, at most this long: 5m.",

@@ -147,7 +147,6 @@ def set_thresholds(
     wait: Annotated[
         float | None,
         typer.Option(
-            "--wait",
             parser=seconds(),
             metavar="DURATION",
             help="Wait until the thresholds are in effect on every replica, at most this long: "
@@ -157,7 +156,6 @@ def set_thresholds(
     canary: Annotated[
         float | None,
         typer.Option(
-            "--canary",
             parser=seconds(),
             metavar="DURATION",
             help="Set the thresholds on trial for this long: 10m. The old values return if a "
@@ -167,7 +165,6 @@ def set_thresholds(
     revert_if: Annotated[
         list[str] | None,
         typer.Option(
-            "--revert-if",
             metavar="CONDITION",
             help="What ends a --canary: refused, errors, hits, ttft_pNN or itl_pNN, then > or < "
             "and a limit: 'refused>1%', 'ttft_p99>2s'. Can be repeated.",
@@ -177,7 +174,6 @@ def set_thresholds(
     min_requests: Annotated[
         int,
         typer.Option(
-            "--min-requests",
             metavar="N",
             min=1,
             max=1_000_000,
@@ -481,9 +477,7 @@ def watch_thresholds(
     options: GlobalOptions,
     rate: Annotated[
         float,
-        typer.Option(
-            "--rate", metavar="DURATION", parser=seconds(0.1, 3600.0), help="Refresh interval."
-        ),
+        typer.Option(metavar="DURATION", parser=seconds(0.1, 3600.0), help="Refresh interval."),
     ] = 1.0,
     limit: Limit = None,
     duration: Duration = None,

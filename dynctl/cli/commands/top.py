@@ -17,10 +17,7 @@ def top(
     rate: Annotated[
         float,
         typer.Option(
-            "--rate",
-            metavar="DURATION",
-            parser=seconds(0.2, 3600.0),
-            help="Refresh interval; key r.",
+            metavar="DURATION", parser=seconds(0.2, 3600.0), help="Refresh interval; key r."
         ),
     ] = 1.0,
     domain: Annotated[
@@ -37,7 +34,6 @@ def top(
     speed: Annotated[
         float | None,
         typer.Option(
-            "--speed",
             metavar="N",
             min=0,
             max=1000,
@@ -47,7 +43,6 @@ def top(
     frontend_log: Annotated[
         str | None,
         typer.Option(
-            "--frontend-log",
             metavar="FILE|-",
             help="Read a live Dynamo's decisions from its frontend's log; - is standard input.",
         ),

@@ -85,7 +85,6 @@ class PlanOptions:
     dgd: Annotated[
         list[str] | None,
         typer.Option(
-            "--dgd",
             metavar="NAME",
             help="Count the pods of this DynamoGraphDeployment (repeatable). [default: all in the "
             "namespace, with -n or -A]",

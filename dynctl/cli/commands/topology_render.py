@@ -17,7 +17,7 @@ def render_topology(
         bool, typer.Option("--controller", help="The same as `controller`.")
     ] = False,
     domain: Annotated[
-        str, typer.Option("--domain", metavar="NAME", help="pod: the KV-transfer domain.")
+        str, typer.Option(metavar="NAME", help="pod: the KV-transfer domain.")
     ] = "zone",
     label_key: Annotated[
         list[str] | None,

@@ -14,7 +14,6 @@ def verify_topology(
     dgd: Annotated[
         list[str] | None,
         typer.Option(
-            "--dgd",
             metavar="NAME",
             help="Only this DynamoGraphDeployment (repeatable). [default: all in the namespace]",
         ),
@@ -30,7 +29,6 @@ def verify_topology(
     logs: Annotated[
         str,
         typer.Option(
-            "--logs",
             metavar="auto|all|sample|none",
             help="Read the start of logs: of all workers, a sample, none; auto: all up to 64.",
         ),
@@ -38,7 +36,6 @@ def verify_topology(
     probe: Annotated[
         int,
         typer.Option(
-            "--probe",
             metavar="N",
             min=0,
             max=1000,
@@ -48,14 +45,11 @@ def verify_topology(
     ] = 0,
     path: Annotated[
         Path | None,
-        typer.Option(
-            "--path", metavar="DIR", help="Check only this topology mount, inside a worker's pod."
-        ),
+        typer.Option(metavar="DIR", help="Check only this topology mount, inside a worker's pod."),
     ] = None,
     domain: Annotated[
         str | None,
         typer.Option(
-            "--domain",
             metavar="NAME",
             help="With --path: the domain to check. [default: $DYN_KV_TRANSFER_DOMAIN]",
         ),
@@ -71,7 +65,6 @@ def verify_topology(
     wait: Annotated[
         float | None,
         typer.Option(
-            "--wait",
             parser=seconds(),
             metavar="DURATION",
             help="Repeat the checks until none fails, at most this long: 5m.",

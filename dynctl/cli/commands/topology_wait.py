@@ -15,7 +15,6 @@ def wait_for_topology(
     path: Annotated[
         Path | None,
         typer.Option(
-            "--path",
             metavar="DIR",
             help="Directory of topology files. [default: $DYN_TOPOLOGY_MOUNT_PATH, then "
             "/etc/dynamo/topology]",
@@ -23,16 +22,11 @@ def wait_for_topology(
     ] = None,
     domain: Annotated[
         str | None,
-        typer.Option(
-            "--domain",
-            metavar="NAME",
-            help="Domain to wait for. [default: $DYN_KV_TRANSFER_DOMAIN]",
-        ),
+        typer.Option(metavar="NAME", help="Domain to wait for. [default: $DYN_KV_TRANSFER_DOMAIN]"),
     ] = None,
     timeout: Annotated[
         float | None,
         typer.Option(
-            "--timeout",
             parser=seconds(),
             metavar="DURATION",
             help="Give up after this long: 30s, 2m. [default: 30s]",

@@ -121,9 +121,7 @@ def drain_worker(
     worker: Named,
     wait: Annotated[
         float,
-        typer.Option(
-            "--wait", parser=seconds(), metavar="DURATION", help="Wait at most this long: 10m."
-        ),
+        typer.Option(parser=seconds(), metavar="DURATION", help="Wait at most this long: 10m."),
     ] = 300.0,
     dry_run: DryRun = False,
     yes: Yes = False,
