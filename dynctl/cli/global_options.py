@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -29,7 +29,7 @@ from dynctl.base.options import (
 )
 from dynctl.cli.completion import formats, names_of, words_of
 from dynctl.cli.given_options import PREFIX, merge
-from dynctl.cli.shared_options import Needs, seconds
+from dynctl.cli.shared_options import Needs, in_panel, seconds
 from dynctl.cli.table import Command, Reads
 
 PANEL = "Global options"
@@ -37,7 +37,7 @@ DYNAMO = "Global options for a live Dynamo"
 KUBERNETES = "Global options for Kubernetes"
 
 
-_ANNOTATIONS: dict[str, Any] = {
+_GENERAL: Final[dict[str, Any]] = {
     "frontend": Annotated[
         list[str] | None,
         typer.Option(
@@ -45,17 +45,11 @@ _ANNOTATIONS: dict[str, Any] = {
             metavar="URL",
             help="Frontend or router to query (repeatable: replicas). [default: $DYNCTL_FRONTEND, "
             "the context's, then http://127.0.0.1:8000]",
-            rich_help_panel=PANEL,
         ),
     ],
     "view": Annotated[
         Path | None,
-        typer.Option(
-            "--view",
-            metavar="FILE",
-            help="Use a view saved with --save-view, offline.",
-            rich_help_panel=PANEL,
-        ),
+        typer.Option("--view", metavar="FILE", help="Use a view saved with --save-view, offline."),
     ],
     "recording": Annotated[
         Path | None,
@@ -63,7 +57,6 @@ _ANNOTATIONS: dict[str, Any] = {
             "--recording",
             metavar="FILE",
             help="Use a recording (dynctl record), at its end or at --at.",
-            rich_help_panel=PANEL,
         ),
     ],
     "at": Annotated[
@@ -72,17 +65,9 @@ _ANNOTATIONS: dict[str, Any] = {
             "--at",
             metavar="TIME",
             help="Moment of --recording: 2026-11-22T12:04:31Z, 12:04:31, +90s, -30s.",
-            rich_help_panel=PANEL,
         ),
     ],
-    "demo": Annotated[
-        bool | None,
-        typer.Option(
-            "--demo",
-            help="Use the embedded demo fleet.",
-            rich_help_panel=PANEL,
-        ),
-    ],
+    "demo": Annotated[bool | None, typer.Option("--demo", help="Use the embedded demo fleet.")],
     "output": Annotated[
         OutputFormat | None,
         typer.Option(
@@ -92,7 +77,6 @@ _ANNOTATIONS: dict[str, Any] = {
             metavar="FORMAT",
             help="Output format: table, wide, json, jsonl, yaml, name; checks also junit, "
             "replay csv, test prometheus. [default: table]",
-            rich_help_panel=PANEL,
         ),
     ],
     "timeout": Annotated[
@@ -102,7 +86,6 @@ _ANNOTATIONS: dict[str, Any] = {
             metavar="DURATION",
             parser=seconds(),
             help="Timeout of a request. [default: 10s]",
-            rich_help_panel=PANEL,
         ),
     ],
     "token": Annotated[
@@ -111,26 +94,17 @@ _ANNOTATIONS: dict[str, Any] = {
             "--token",
             metavar="TOKEN",
             help="Bearer token; prefer $DYNCTL_TOKEN, which the process list does not show.",
-            rich_help_panel=PANEL,
         ),
     ],
     "token_env": Annotated[
         str | None,
         typer.Option(
-            "--token-env",
-            metavar="NAME",
-            help="Environment variable with the bearer token.",
-            rich_help_panel=PANEL,
+            "--token-env", metavar="NAME", help="Environment variable with the bearer token."
         ),
     ],
     "token_file": Annotated[
         Path | None,
-        typer.Option(
-            "--token-file",
-            metavar="FILE",
-            help="File with the bearer token.",
-            rich_help_panel=PANEL,
-        ),
+        typer.Option("--token-file", metavar="FILE", help="File with the bearer token."),
     ],
     "ca_cert": Annotated[
         Path | None,
@@ -139,7 +113,6 @@ _ANNOTATIONS: dict[str, Any] = {
             metavar="FILE",
             help="Certificates (PEM) that sign https frontends. [default: $DYNCTL_CA_CERT, then "
             "the machine's]",
-            rich_help_panel=PANEL,
         ),
     ],
     "context": Annotated[
@@ -150,16 +123,22 @@ _ANNOTATIONS: dict[str, Any] = {
             metavar="NAME",
             help="Saved endpoints to use (dynctl context list). [default: $DYNCTL_CONTEXT, then "
             "the current one]",
-            rich_help_panel=PANEL,
         ),
     ],
+    "no_color": Annotated[
+        bool | None, typer.Option("--no-color", help="Use no colors or bold text.")
+    ],
+    "debug": Annotated[
+        bool | None, typer.Option("--debug", help="Show the traceback of an error.")
+    ],
+}
+_LIVE: Final[dict[str, Any]] = {
     "discovery": Annotated[
         str | None,
         typer.Option(
             "--discovery",
             metavar="|".join(backends.BACKENDS),
             help="Discovery backend of a live Dynamo. [default: $DYN_DISCOVERY_BACKEND]",
-            rich_help_panel=DYNAMO,
         ),
     ],
     "dyn_namespace": Annotated[
@@ -168,7 +147,6 @@ _ANNOTATIONS: dict[str, Any] = {
             "--dyn-namespace",
             metavar="NAME",
             help="Dynamo namespace, PREFIX* or * for all. [default: $DYN_NAMESPACE, then dynamo]",
-            rich_help_panel=DYNAMO,
         ),
     ],
     "file_kv": Annotated[
@@ -177,7 +155,6 @@ _ANNOTATIONS: dict[str, Any] = {
             "--file-kv",
             metavar="DIR",
             help="Directory of the file backend. [default: $DYN_FILE_KV]",
-            rich_help_panel=DYNAMO,
         ),
     ],
     "etcd_endpoints": Annotated[
@@ -186,7 +163,6 @@ _ANNOTATIONS: dict[str, Any] = {
             "--etcd-endpoints",
             metavar="HOST:PORT,..",
             help="Members of etcd. [default: $ETCD_ENDPOINTS, then localhost:2379]",
-            rich_help_panel=DYNAMO,
         ),
     ],
     "nats_server": Annotated[
@@ -195,51 +171,6 @@ _ANNOTATIONS: dict[str, Any] = {
             "--nats-server",
             metavar="URL,..",
             help="NATS servers for events. [default: $NATS_SERVER]",
-            rich_help_panel=DYNAMO,
-        ),
-    ],
-    "namespace": Annotated[
-        str | None,
-        typer.Option(
-            "--namespace",
-            "-n",
-            metavar="NAME",
-            help="Kubernetes namespace. [default: the context's]",
-            rich_help_panel=KUBERNETES,
-        ),
-    ],
-    "all_namespaces": Annotated[
-        bool | None,
-        typer.Option("--all-namespaces", "-A", help="All namespaces.", rich_help_panel=KUBERNETES),
-    ],
-    "kube_context": Annotated[
-        str | None,
-        typer.Option(
-            "--kube-context",
-            autocompletion=names_of("kube-context"),
-            metavar="NAME",
-            help="Context of the kubeconfig, or demo:NAME (`dynctl demo --cluster`). "
-            "[default: the current one]",
-            rich_help_panel=KUBERNETES,
-        ),
-    ],
-    "kubeconfig": Annotated[
-        Path | None,
-        typer.Option(
-            "--kubeconfig",
-            metavar="FILE",
-            help="Kubeconfig file. [default: $KUBECONFIG, ~/.kube/config, the pod's service "
-            "account]",
-            rich_help_panel=KUBERNETES,
-        ),
-    ],
-    "reach": Annotated[
-        str | None,
-        typer.Option(
-            "--reach",
-            metavar="direct|port-forward|auto",
-            help="Connection to frontends in pods. [default: auto]",
-            rich_help_panel=KUBERNETES,
         ),
     ],
     "wait": Annotated[
@@ -249,17 +180,54 @@ _ANNOTATIONS: dict[str, Any] = {
             metavar="DURATION",
             parser=seconds(0.0),
             help="Time limit for reading the workers' caches. [default: 5s]",
-            rich_help_panel=DYNAMO,
         ),
     ],
-    "no_color": Annotated[
-        bool | None,
-        typer.Option("--no-color", help="Use no colors or bold text.", rich_help_panel=PANEL),
+}
+_CLUSTER: Final[dict[str, Any]] = {
+    "namespace": Annotated[
+        str | None,
+        typer.Option(
+            "--namespace",
+            "-n",
+            metavar="NAME",
+            help="Kubernetes namespace. [default: the context's]",
+        ),
     ],
-    "debug": Annotated[
-        bool | None,
-        typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=PANEL),
+    "all_namespaces": Annotated[
+        bool | None, typer.Option("--all-namespaces", "-A", help="All namespaces.")
     ],
+    "kube_context": Annotated[
+        str | None,
+        typer.Option(
+            "--kube-context",
+            autocompletion=names_of("kube-context"),
+            metavar="NAME",
+            help="Context of the kubeconfig, or demo:NAME (`dynctl demo --cluster`). "
+            "[default: the current one]",
+        ),
+    ],
+    "kubeconfig": Annotated[
+        Path | None,
+        typer.Option(
+            "--kubeconfig",
+            metavar="FILE",
+            help="Kubeconfig file. [default: $KUBECONFIG, ~/.kube/config, the pod's service "
+            "account]",
+        ),
+    ],
+    "reach": Annotated[
+        str | None,
+        typer.Option(
+            "--reach",
+            metavar="direct|port-forward|auto",
+            help="Connection to frontends in pods. [default: auto]",
+        ),
+    ],
+}
+_ANNOTATIONS: Final = {
+    **in_panel(PANEL, _GENERAL),
+    **in_panel(DYNAMO, _LIVE),
+    **in_panel(KUBERNETES, _CLUSTER),
 }
 #: What names a discovery backend, for `serve frontend`; and what specifies other workers.
 _DISCOVERY = ("discovery", *backends.PLACES)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, get_type_hints
 
+from dynctl.cli.shared_options import in_panel
+
 
 @dataclass(frozen=True, slots=True)
 class OptionGroup:
@@ -20,11 +22,14 @@ class OptionGroup:
 
 
 def fields_of(
-    kind: type, without: Collection[str] = (), only: Collection[str] | None = None
+    kind: type,
+    without: Collection[str] = (),
+    only: Collection[str] | None = None,
+    panel: str | None = None,
 ) -> OptionGroup:
     """The fields of a dataclass as options; those in ``without``, or not in ``only``, keep their
-    defaults."""
-    hints = get_type_hints(kind, include_extras=True)
+    defaults. ``panel``: of the help page, for those that name none."""
+    hints = in_panel(panel, get_type_hints(kind, include_extras=True))
     return OptionGroup(
         {
             field.name: (hints[field.name], _default(field))

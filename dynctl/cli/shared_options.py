@@ -1,11 +1,13 @@
 """Options that several commands share, and how they are read."""
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args
 
 import typer
+from typer.models import OptionInfo
 
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions, OutputFormat
@@ -38,6 +40,19 @@ class Needs:
         if value is None or value is False or value == self.unset:
             return False
         return not (isinstance(value, (str, list, tuple)) and not value)
+
+
+def in_panel(panel: str | None, annotations: Mapping[str, Any]) -> dict[str, Any]:
+    """Annotations of options; those that name no panel stand in ``panel`` of the help page."""
+    placed = {}
+    for name, annotation in annotations.items():
+        kind, *parts = get_args(annotation)
+        parts = [copy(part) for part in parts]
+        for part in parts:
+            if isinstance(part, OptionInfo) and part.rich_help_panel is None:
+                part.rich_help_panel = panel
+        placed[name] = Annotated[kind, *parts]
+    return placed
 
 
 FailOn: TypeAlias = Annotated[

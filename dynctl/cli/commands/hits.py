@@ -7,64 +7,52 @@ import typer
 
 from dynctl.base.options import GlobalOptions
 from dynctl.cli.option_groups import only_given, with_options
-from dynctl.cli.shared_options import MinRate, RecordedFiles, RecordFor, SkipBad, seconds_of
-
-_TRACE = "Simulated fleet of a trace"
-
+from dynctl.cli.shared_options import (
+    MinRate,
+    RecordedFiles,
+    RecordFor,
+    SkipBad,
+    in_panel,
+    seconds_of,
+)
 
 _TRACE_OPTIONS = only_given(
-    {
-        "generate": Annotated[
-            str | None,
-            typer.Option(
-                metavar="agentic|chat|rag|batch",
-                help="Generate requests instead of a trace.",
-                rich_help_panel=_TRACE,
-            ),
-        ],
-        "policy": Annotated[
-            str | None,
-            typer.Option(
-                metavar="NAME|FILE",
-                help="As replay --policy. [default: kv]",
-                rich_help_panel=_TRACE,
-            ),
-        ],
-        "workers": Annotated[
-            int | None,
-            typer.Option(
-                metavar="N", min=1, max=2000, help="Workers. [default: 8]", rich_help_panel=_TRACE
-            ),
-        ],
-        "total_blocks": Annotated[
-            int | None,
-            typer.Option(
-                metavar="N",
-                min=1,
-                max=100_000_000,
-                help="KV blocks of a worker. [default: as serve engine]",
-                rich_help_panel=_TRACE,
-            ),
-        ],
-        "routers": Annotated[
-            int | None,
-            typer.Option(
-                metavar="N", min=1, max=64, help="Routers. [default: 1]", rich_help_panel=_TRACE
-            ),
-        ],
-        "limit": Annotated[
-            int | None,
-            typer.Option(
-                metavar="N", min=1, help="Only the first N requests.", rich_help_panel=_TRACE
-            ),
-        ],
-        "seed": Annotated[
-            int | None,
-            typer.Option(
-                metavar="N", min=0, max=2**63, help="Seed. [default: 1]", rich_help_panel=_TRACE
-            ),
-        ],
-    }
+    in_panel(
+        "Simulated fleet of a trace",
+        {
+            "generate": Annotated[
+                str | None,
+                typer.Option(
+                    metavar="agentic|chat|rag|batch", help="Generate requests instead of a trace."
+                ),
+            ],
+            "policy": Annotated[
+                str | None,
+                typer.Option(metavar="NAME|FILE", help="As replay --policy. [default: kv]"),
+            ],
+            "workers": Annotated[
+                int | None, typer.Option(metavar="N", min=1, max=2000, help="Workers. [default: 8]")
+            ],
+            "total_blocks": Annotated[
+                int | None,
+                typer.Option(
+                    metavar="N",
+                    min=1,
+                    max=100_000_000,
+                    help="KV blocks of a worker. [default: as serve engine]",
+                ),
+            ],
+            "routers": Annotated[
+                int | None, typer.Option(metavar="N", min=1, max=64, help="Routers. [default: 1]")
+            ],
+            "limit": Annotated[
+                int | None, typer.Option(metavar="N", min=1, help="Only the first N requests.")
+            ],
+            "seed": Annotated[
+                int | None, typer.Option(metavar="N", min=0, max=2**63, help="Seed. [default: 1]")
+            ],
+        },
+    )
 )
 
 

@@ -29,11 +29,7 @@ if TYPE_CHECKING:
 
 #: Aggregated workers where nothing describes a fleet.
 _WORKERS = 8
-_INPUT = "Requests"
-_FLEET = "Fleet"
 _ENGINE = "Engine (as serve engine)"
-_ROUTERS = "Routers"
-_ANSWER = "Answer"
 _IN_TURN = (
     "the decode worker gets a request when its prefill has ended; whether these workers start "
     "together, as SGLang's do with a bootstrap address, is not known: --bootstrap simulates that"
@@ -58,11 +54,7 @@ class RequestOptions:
     ] = None
     generate: Annotated[
         str | None,
-        typer.Option(
-            metavar="agentic|chat|rag|batch",
-            help="Generate requests instead.",
-            rich_help_panel=_INPUT,
-        ),
+        typer.Option(metavar="agentic|chat|rag|batch", help="Generate requests instead."),
     ] = None
     workload: Annotated[
         list[str] | None,
@@ -72,7 +64,6 @@ class RequestOptions:
             "skew, turns, turn_tokens, output_tokens, think_s, documents, document_tokens, "
             "documents_each, together, tenants, burst, burst_s, burst_every_s, longest_tokens, "
             "zones.",
-            rich_help_panel=_INPUT,
         ),
     ] = None
     trace_block_size: Annotated[
@@ -82,36 +73,23 @@ class RequestOptions:
             min=1,
             max=65_536,
             help="Tokens of a hash id, or of a generated block. [default: 512; generated: 16]",
-            rich_help_panel=_INPUT,
         ),
     ] = None
     speed: Annotated[
-        float,
-        typer.Option(
-            metavar="X", min=0.001, max=1000, help="Multiply the rate.", rich_help_panel=_INPUT
-        ),
+        float, typer.Option(metavar="X", min=0.001, max=1000, help="Multiply the rate.")
     ] = 1.0
     spread: Annotated[
         bool,
-        typer.Option(
-            "--spread",
-            help="Spread requests of one time evenly until the next time.",
-            rich_help_panel=_INPUT,
-        ),
+        typer.Option("--spread", help="Spread requests of one time evenly until the next time."),
     ] = False
     limit: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Only the first N requests.", rich_help_panel=_INPUT),
+        int | None, typer.Option(metavar="N", min=1, help="Only the first N requests.")
     ] = None
     model: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Only requests of this model.", rich_help_panel=_INPUT),
+        str | None, typer.Option(metavar="NAME", help="Only requests of this model.")
     ] = None
     skip_bad: Annotated[
-        bool,
-        typer.Option(
-            "--skip-bad", help="Leave bad lines out and count them.", rich_help_panel=_INPUT
-        ),
+        bool, typer.Option("--skip-bad", help="Leave bad lines out and count them.")
     ] = False
 
     def trace_input(self) -> TraceInput:
@@ -164,18 +142,11 @@ class RouterOptions:
             help="round-robin, random, least-loaded, power-of-two, approximate, kv, kv-tuned, "
             "best-pair, a preset, or a YAML or TOML file of settings (repeatable). "
             "[default: round-robin and kv]",
-            rich_help_panel=_ROUTERS,
         ),
     ] = None
-    routers: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, max=64, help="Routers.", rich_help_panel=_ROUTERS),
-    ] = 1
+    routers: Annotated[int, typer.Option(metavar="N", min=1, max=64, help="Routers.")] = 1
     sync: Annotated[
-        bool,
-        typer.Option(
-            "--sync/--no-sync", help="Routers share their bookings.", rich_help_panel=_ROUTERS
-        ),
+        bool, typer.Option("--sync/--no-sync", help="Routers share their bookings.")
     ] = True
     sync_delay_ms: Annotated[
         float,
@@ -183,27 +154,18 @@ class RouterOptions:
             metavar="DURATION",
             parser=seconds(0.0, 60.0, unit="ms"),
             help="Time of a booking to the other routers, ms.",
-            rich_help_panel=_ROUTERS,
         ),
     ] = 1.0
     seed: Annotated[
         int,
         typer.Option(
-            metavar="N",
-            min=0,
-            max=2**63,
-            help="First seed: random choices, generated requests.",
-            rich_help_panel=_ROUTERS,
+            metavar="N", min=0, max=2**63, help="First seed: random choices, generated requests."
         ),
     ] = 1
     seeds: Annotated[
         int,
         typer.Option(
-            metavar="N",
-            min=1,
-            max=50,
-            help="Simulate N seeds; 95 % intervals from 2 on.",
-            rich_help_panel=_ROUTERS,
+            metavar="N", min=1, max=50, help="Simulate N seeds; 95 % intervals from 2 on."
         ),
     ] = 1
 
@@ -240,44 +202,29 @@ class FleetOptions:
             min=1,
             max=2000,
             help="Aggregated workers. [default: those of the recording, else 8]",
-            rich_help_panel=_FLEET,
         ),
     ] = None
     zones: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME,..", help="Spread --workers over these zones.", rich_help_panel=_FLEET
-        ),
+        str | None, typer.Option(metavar="NAME,..", help="Spread --workers over these zones.")
     ] = None
     capacity: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="VALUE:prefill=N,decode=N",
-            help="Workers in one domain value (repeatable).",
-            rich_help_panel=_FLEET,
+            metavar="VALUE:prefill=N,decode=N", help="Workers in one domain value (repeatable)."
         ),
     ] = None
     file: Annotated[
         list[str] | None,
         typer.Option(
-            "--file",
-            "-f",
-            metavar="FILE",
-            help="The replicas of a manifest; - reads stdin.",
-            rich_help_panel=_FLEET,
+            "--file", "-f", metavar="FILE", help="The replicas of a manifest; - reads stdin."
         ),
     ] = None
     domain: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Domain of --capacity and --file. [default: zone]",
-            rich_help_panel=_FLEET,
-        ),
+        typer.Option(metavar="NAME", help="Domain of --capacity and --file. [default: zone]"),
     ] = None
     data_parallel_size: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, max=64, help="Ranks of a worker.", rich_help_panel=_FLEET),
+        int, typer.Option(metavar="N", min=1, max=64, help="Ranks of a worker.")
     ] = 1
     bootstrap: Annotated[
         bool | None,
@@ -286,36 +233,22 @@ class FleetOptions:
             help="Prefill and decode worker get a request at once, as with SGLang's bootstrap "
             "address. [default: as recorded, else no]",
             show_default=False,
-            rich_help_panel=_FLEET,
         ),
     ] = None
     enforcement: Annotated[
         str | None,
         typer.Option(
-            metavar="none|preferred|required|fallback",
-            help="KV transfer policy of the workers.",
-            rich_help_panel=_FLEET,
+            metavar="none|preferred|required|fallback", help="KV transfer policy of the workers."
         ),
     ] = None
     preferred_weight: Annotated[
         float | None,
         typer.Option(
-            metavar="X",
-            min=0,
-            max=1,
-            help="Weight of --enforcement preferred. [default: 0.85]",
-            rich_help_panel=_FLEET,
+            metavar="X", min=0, max=1, help="Weight of --enforcement preferred. [default: 0.85]"
         ),
     ] = None
     block_bytes: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            min=0,
-            max=1 << 40,
-            help="Bytes of a KV block; 0: unknown.",
-            rich_help_panel=_FLEET,
-        ),
+        int, typer.Option(metavar="N", min=0, max=1 << 40, help="Bytes of a KV block; 0: unknown.")
     ] = 0
     events_delay_ms: Annotated[
         float,
@@ -323,25 +256,17 @@ class FleetOptions:
             metavar="DURATION",
             parser=seconds(0.0, 3600.0, unit="ms"),
             help="Time from a cache event to the router, ms.",
-            rich_help_panel=_FLEET,
         ),
     ] = 0.0
     events_loss: Annotated[
         float,
-        typer.Option(
-            metavar="X",
-            min=0,
-            max=1,
-            help="Share of KV event batches that are lost.",
-            rich_help_panel=_FLEET,
-        ),
+        typer.Option(metavar="X", min=0, max=1, help="Share of KV event batches that are lost."),
     ] = 0.0
     lose: Annotated[
         list[str] | None,
         typer.Option(
             metavar="PLACE@TIME[..TIME]",
             help="Lose a zone or a worker, until a time: zone-a@60s, 3@10s..40s (repeatable).",
-            rich_help_panel=_FLEET,
         ),
     ] = None
     migration_limit: Annotated[
@@ -352,7 +277,6 @@ class FleetOptions:
             max=1000,
             help="How often a request with output goes on with another worker after its own is "
             "lost.",
-            rich_help_panel=_FLEET,
         ),
     ] = 0
     migration_max_seq_len: Annotated[
@@ -362,7 +286,6 @@ class FleetOptions:
             min=1,
             max=1 << 31,
             help="Prompts with more tokens do not go on elsewhere. [default: no limit]",
-            rich_help_panel=_FLEET,
         ),
     ] = None
 
@@ -454,10 +377,7 @@ class AnswerOptions:
     ttft_limit: Annotated[
         float | None,
         typer.Option(
-            metavar="DURATION",
-            parser=seconds(0.0),
-            help="Goodput: longest TTFT. [default: 2s]",
-            rich_help_panel=_ANSWER,
+            metavar="DURATION", parser=seconds(0.0), help="Goodput: longest TTFT. [default: 2s]"
         ),
     ] = None
     itl_limit_ms: Annotated[
@@ -466,15 +386,12 @@ class AnswerOptions:
             metavar="DURATION",
             parser=seconds(0.0, unit="ms"),
             help="Goodput: longest inter-token latency, ms. [default: none]",
-            rich_help_panel=_ANSWER,
         ),
     ] = None
     loads: Annotated[
         str | None,
         typer.Option(
-            metavar="X,..",
-            help="Multiples of the rate to simulate, such as 0.5,1,1.5,2,3.",
-            rich_help_panel=_ANSWER,
+            metavar="X,..", help="Multiples of the rate to simulate, such as 0.5,1,1.5,2,3."
         ),
     ] = None
     max_regress: Annotated[
@@ -482,7 +399,6 @@ class AnswerOptions:
         typer.Option(
             metavar="PERCENT",
             help="Exit code 1 if a policy is worse than the first by more, for example 2%.",
-            rich_help_panel=_ANSWER,
         ),
     ] = None
     fail_on: Annotated[
@@ -495,7 +411,6 @@ class AnswerOptions:
             min=2,
             max=500,
             help="Tune the numeric settings of the one --policy with N simulations.",
-            rich_help_panel=_ANSWER,
         ),
     ] = None
 
@@ -568,10 +483,10 @@ _ENGINE_FLAGS = only_given(
 
 
 @with_options(
-    requests=fields_of(RequestOptions),
-    routers=fields_of(RouterOptions),
-    fleet=fields_of(FleetOptions),
-    answer=fields_of(AnswerOptions),
+    requests=fields_of(RequestOptions, panel="Requests"),
+    routers=fields_of(RouterOptions, panel="Routers"),
+    fleet=fields_of(FleetOptions, panel="Fleet"),
+    answer=fields_of(AnswerOptions, panel="Answer"),
     engine=_ENGINE_FLAGS,
 )
 def replay(
