@@ -11,8 +11,8 @@ import typer
 from dynctl.base import backends
 from dynctl.base.options import GlobalOptions
 from dynctl.cli.access_options import AccessOptions, health_of, index_peers, replicas_of
-from dynctl.cli.commands.serve import EventPlane, MigrationLimit, MigrationTokens, NamespacePrefix
-from dynctl.cli.option_groups import with_options
+from dynctl.cli.commands.serve import DYNAMO, DynamoOptions
+from dynctl.cli.option_groups import fields_of, with_options
 from dynctl.cli.router_flags import ROUTER_FLAGS, split_preset
 from dynctl.cli.serving_options import STEERING, ServingOptions
 from dynctl.cli.shared_options import memory_of, one_choice
@@ -27,7 +27,12 @@ _TRIED = 50
 _OF_DYNAMO = ("namespace_prefix", "event_plane", "migration_limit", "migration_max_seq_len")
 
 
-@with_options(router_flags=ROUTER_FLAGS, serving=STEERING[0], access=STEERING[1])
+@with_options(
+    dynamo=fields_of(DynamoOptions, only=_OF_DYNAMO, panel=DYNAMO),
+    router_flags=ROUTER_FLAGS,
+    serving=STEERING[0],
+    access=STEERING[1],
+)
 def show_config(
     options: GlobalOptions,
     context: typer.Context,
@@ -38,10 +43,7 @@ def show_config(
             "--advise", help="Show values that fit the lengths of the requests of a live frontend."
         ),
     ] = False,
-    namespace_prefix: NamespacePrefix = None,
-    event_plane: EventPlane = None,
-    migration_limit: MigrationLimit = None,
-    migration_max_seq_len: MigrationTokens = None,
+    dynamo: DynamoOptions,
     serving: ServingOptions,
     access: AccessOptions,
     router_flags: Mapping[str, str | bool],
@@ -74,7 +76,7 @@ def show_config(
     else:
         if os.environ.get(VARIABLE):
             apply_context(options)  # raises UsageProblem for an unknown context
-        one_choice("--event-plane", event_plane or "zmq", ("zmq", "nats"))
+        one_choice("--event-plane", dynamo.event_plane or "zmq", ("zmq", "nats"))
         report = _local(router_flags, _steering(context))
         _check(serving, access, report)
         if advise:

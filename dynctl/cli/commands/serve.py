@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -19,7 +19,7 @@ from dynctl.cli.access_options import (
     limits_of,
     secret,
 )
-from dynctl.cli.option_groups import with_options
+from dynctl.cli.option_groups import fields_of, with_options
 from dynctl.cli.router_flags import ROUTER_FLAGS
 from dynctl.cli.serving_options import (
     LOGS,
@@ -32,7 +32,6 @@ from dynctl.cli.serving_options import (
 )
 from dynctl.cli.shared_options import Needs, memory_of, one_choice, seconds, size_of
 
-_SHARED = "A router in another process"
 DYNAMO_HINT = (
     "--discovery file --file-kv DIR, --discovery etcd --etcd-endpoints HOST:2379, or "
     "--discovery kubernetes"
@@ -41,168 +40,6 @@ DYNAMO = "Workers of a Dynamo deployment"
 _SERVICES = "As Dynamo's services"
 
 
-Endpoint = Annotated[
-    str | None,
-    typer.Option(
-        "--endpoint",
-        metavar="NAMESPACE.COMPONENT.ENDPOINT",
-        help="Be a component of Dynamo: route among the workers of this endpoint, and register "
-        "the endpoints of a router (NAMESPACE.router.generate, ..) in discovery.",
-        rich_help_panel=DYNAMO,
-    ),
-]
-RpcHost = Annotated[
-    str,
-    typer.Option(
-        "--rpc-host",
-        metavar="HOST",
-        envvar="DYN_TCP_RPC_HOST",
-        help="With --endpoint: address for requests of Dynamo's processes, which is registered. "
-        "Their requests need no key or token.",
-        rich_help_panel=DYNAMO,
-    ),
-    Needs(dynamo=True),
-]
-RouterUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--router",
-        metavar="URL",
-        envvar="DYNCTL_ROUTER",
-        help="A dynctl serve router that knows the workers and decides, for any number of "
-        "frontends; without an answer from it requests are routed by load alone.",
-        rich_help_panel=_SHARED,
-    ),
-]
-RouterToken = Annotated[
-    str | None,
-    typer.Option(
-        "--router-token",
-        metavar="TOKEN",
-        envvar="DYNCTL_ROUTER_TOKEN",
-        help="The --admin-token of that router. Prefer the variable or --router-token-file.",
-        rich_help_panel=_SHARED,
-    ),
-    Needs(("router",)),
-]
-RouterTokenFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--router-token-file",
-        metavar="FILE",
-        help="File with the --admin-token of that router.",
-        rich_help_panel=_SHARED,
-    ),
-]
-SharePort = Annotated[
-    bool,
-    typer.Option(
-        "--share-port",
-        help="Let other frontends with --router on this host listen on the same port; the kernel "
-        "spreads connections over them.",
-        rich_help_panel=_SHARED,
-    ),
-]
-Processes = Annotated[
-    int,
-    typer.Option(
-        "--processes",
-        metavar="N",
-        min=1,
-        max=64,
-        help="Frontend processes behind the port. With two or more, one more process is their "
-        "router; all of them are started, restarted and ended together. Limits of clients and "
-        "keys hold in each frontend process: N of them admit up to N times as much.",
-        rich_help_panel=_SHARED,
-    ),
-]
-ProcessTimeout = Annotated[
-    float,
-    typer.Option(
-        "--process-timeout",
-        metavar="DURATION",
-        parser=seconds(0.0, 3600.0),
-        help="With --processes: a process without an answer for so long is killed and started "
-        "again; 0: it is not.",
-        rich_help_panel=_SHARED,
-    ),
-    Needs(("processes",), unset=1),
-]
-NamespacePrefix = Annotated[
-    str | None,
-    typer.Option(
-        "--namespace-prefix",
-        metavar="PREFIX",
-        envvar="DYN_NAMESPACE_PREFIX",
-        help="Serve all Dynamo namespaces that begin with this; wins over --dyn-namespace.",
-        rich_help_panel=DYNAMO,
-    ),
-    Needs(dynamo=True),
-]
-EventPlane = Annotated[
-    str | None,
-    typer.Option(
-        "--event-plane",
-        metavar="zmq|nats",
-        help="Event plane for what this frontend publishes to other routers "
-        "(--router-replica-sync); workers' events come as each worker announces. "
-        "[default: $DYN_EVENT_PLANE, then zmq]",
-        rich_help_panel=DYNAMO,
-    ),
-    Needs(dynamo=True),
-]
-ResponsePort = Annotated[
-    int,
-    typer.Option(
-        "--response-port",
-        metavar="PORT",
-        envvar="DYN_TCP_RESPONSE_STREAM_PORT",
-        min=0,
-        max=65535,
-        help="Port where Dynamo workers send their responses; 0: a free one.",
-        rich_help_panel=DYNAMO,
-    ),
-    Needs(dynamo=True),
-]
-MigrationLimit = Annotated[
-    int | None,
-    typer.Option(
-        "--migration-limit",
-        metavar="N",
-        envvar="DYN_MIGRATION_LIMIT",
-        min=0,
-        max=1000,
-        help="How often a response may go on with another Dynamo worker after its worker is lost. "
-        "[default: from the model's card]",
-        rich_help_panel=DYNAMO,
-    ),
-    Needs(dynamo=True),
-]
-MigrationTokens = Annotated[
-    int | None,
-    typer.Option(
-        "--migration-max-seq-len",
-        metavar="TOKENS",
-        envvar="DYN_MIGRATION_MAX_SEQ_LEN",
-        min=1,
-        max=1 << 31,
-        help="Prompt and output above which a response does not go on elsewhere. "
-        "[default: no limit]",
-        rich_help_panel=DYNAMO,
-    ),
-    Needs(dynamo=True),
-]
-AnswerParsing = Annotated[
-    str,
-    typer.Option(
-        "--answer-parsing",
-        metavar="text|dynamo-1.6",
-        help="How reasoning and tool calls are found in answers of Dynamo workers: in the text, "
-        "however it is cut into tokens; or piece by piece, as Dynamo's frontend finds them.",
-        rich_help_panel=DYNAMO,
-    ),
-    Needs(dynamo=True),
-]
 SelectServicePort = Annotated[
     int | None,
     typer.Option(
@@ -227,25 +64,256 @@ SlotTrackerPort = Annotated[
 ]
 
 
-@with_options(serving=SERVING, access=ACCESS, router_flags=ROUTER_FLAGS)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedRouterOptions:
+    """A router in another process, and several processes behind one port."""
+
+    router: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            envvar="DYNCTL_ROUTER",
+            help="A dynctl serve router that knows the workers and decides, for any number of "
+            "frontends; without an answer from it requests are routed by load alone.",
+        ),
+    ] = None
+    router_token: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOKEN",
+            envvar="DYNCTL_ROUTER_TOKEN",
+            help="The --admin-token of that router. Prefer the variable or --router-token-file.",
+        ),
+        Needs(("router",)),
+    ] = None
+    router_token_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="File with the --admin-token of that router."),
+    ] = None
+    share_port: Annotated[
+        bool,
+        typer.Option(
+            "--share-port",
+            help="Let other frontends with --router on this host listen on the same port; the "
+            "kernel spreads connections over them.",
+        ),
+    ] = False
+    processes: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=64,
+            help="Frontend processes behind the port. With two or more, one more process is their "
+            "router; all of them are started, restarted and ended together. Limits of clients and "
+            "keys hold in each frontend process: N of them admit up to N times as much.",
+        ),
+    ] = 1
+    process_timeout: Annotated[
+        float,
+        typer.Option(
+            metavar="DURATION",
+            parser=seconds(0.0, 3600.0),
+            help="With --processes: a process without an answer for so long is killed and started "
+            "again; 0: it is not.",
+        ),
+        Needs(("processes",), unset=1),
+    ] = 30.0
+
+    def settings(self) -> dict[str, Any]:
+        """The options about the router as fields of FrontendConfig; raises UsageProblem."""
+        if self.router is None:
+            if self.share_port:
+                raise UsageProblem(
+                    "--share-port needs --router",
+                    "start one dynctl serve router, and each frontend with --router URL: frontends "
+                    "on one port must share what they know",
+                )
+            if self.router_token_file is not None:
+                raise UsageProblem("--router-token-file needs --router")
+            return {}
+        address = _address(self.router)
+        if address is None:
+            shown = "URL" if "@" in self.router else self.router[:200]
+            raise UsageProblem(
+                f"--router {shown}: expected the address of a dynctl serve router, for example "
+                "http://127.0.0.1:8080"
+            )
+        return {
+            "router_url": address,
+            "router_token": secret("--router-token", self.router_token, self.router_token_file),
+            "share_port": self.share_port,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DynamoOptions:
+    """The workers of a Dynamo deployment, and how their answers are read.
+
+    ``endpoint`` and ``rpc_host`` are those of a router that is a component of the deployment.
+    """
+
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMESPACE.COMPONENT.ENDPOINT",
+            help="Be a component of Dynamo: route among the workers of this endpoint, and register "
+            "the endpoints of a router (NAMESPACE.router.generate, ..) in discovery.",
+        ),
+    ] = None
+    rpc_host: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST",
+            envvar="DYN_TCP_RPC_HOST",
+            help="With --endpoint: address for requests of Dynamo's processes, which is "
+            "registered. Their requests need no key or token.",
+        ),
+        Needs(dynamo=True),
+    ] = "127.0.0.1"
+    namespace_prefix: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PREFIX",
+            envvar="DYN_NAMESPACE_PREFIX",
+            help="Serve all Dynamo namespaces that begin with this; wins over --dyn-namespace.",
+        ),
+        Needs(dynamo=True),
+    ] = None
+    event_plane: Annotated[
+        str | None,
+        typer.Option(
+            metavar="zmq|nats",
+            help="Event plane for what this frontend publishes to other routers "
+            "(--router-replica-sync); workers' events come as each worker announces. "
+            "[default: $DYN_EVENT_PLANE, then zmq]",
+        ),
+        Needs(dynamo=True),
+    ] = None
+    response_port: Annotated[
+        int,
+        typer.Option(
+            metavar="PORT",
+            envvar="DYN_TCP_RESPONSE_STREAM_PORT",
+            min=0,
+            max=65535,
+            help="Port where Dynamo workers send their responses; 0: a free one.",
+        ),
+        Needs(dynamo=True),
+    ] = 0
+    migration_limit: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            envvar="DYN_MIGRATION_LIMIT",
+            min=0,
+            max=1000,
+            help="How often a response may go on with another Dynamo worker after its worker is "
+            "lost. [default: from the model's card]",
+        ),
+        Needs(dynamo=True),
+    ] = None
+    migration_max_seq_len: Annotated[
+        int | None,
+        typer.Option(
+            metavar="TOKENS",
+            envvar="DYN_MIGRATION_MAX_SEQ_LEN",
+            min=1,
+            max=1 << 31,
+            help="Prompt and output above which a response does not go on elsewhere. "
+            "[default: no limit]",
+        ),
+        Needs(dynamo=True),
+    ] = None
+    answer_parsing: Annotated[
+        str,
+        typer.Option(
+            metavar="text|dynamo-1.6",
+            help="How reasoning and tool calls are found in answers of Dynamo workers: in the "
+            "text, however it is cut into tokens; or piece by piece, as Dynamo's frontend finds "
+            "them.",
+        ),
+        Needs(dynamo=True),
+    ] = "text"
+
+    def config(self, options: GlobalOptions, *, own: bool) -> Any:
+        """The DynamoConfig; None where no discovery backend is named, and for ``own`` workers."""
+        from dynctl.adapters.dynamo.model_files import cache_directory
+        from dynctl.adapters.dynamo.planes import NAMESPACE_VARIABLE, backend
+        from dynctl.serving.routing.config import DynamoConfig
+
+        # The contexts are those of clients.
+        planes = replace(options, context_applied=True)
+        if self.event_plane is not None:
+            one_choice("--event-plane", self.event_plane, ("zmq", "nats"))
+        one_choice("--answer-parsing", self.answer_parsing, ("text", "dynamo-1.6"))
+        if own or backend(planes, serving=True) is None:
+            return None
+        # As Dynamo's frontend: all namespaces, unless one is set.
+        name = options.dyn_namespace or os.environ.get(NAMESPACE_VARIABLE) or "*"
+        name = f"{self.namespace_prefix}*" if self.namespace_prefix else name
+        return DynamoConfig(
+            planes,
+            None if name == "*" else name,
+            cache_directory(),
+            self.response_port,
+            self.migration_limit,
+            self.migration_max_seq_len,
+            event_plane=self.event_plane,
+            rpc_host=os.environ.get("DYN_TCP_RPC_HOST") or "127.0.0.1",
+            answers_by_text=self.answer_parsing == "text",
+        )
+
+    def of_component(self, options: GlobalOptions, serving: ServingOptions) -> Any:
+        """The DynamoConfig of a router at ``endpoint``, None without one; raises UsageProblem."""
+        from dynctl.adapters.dynamo.model_files import cache_directory
+        from dynctl.adapters.dynamo.planes import backend
+        from dynctl.serving.routing.config import DynamoConfig
+        from dynctl.wire.dynamo.discovery import EndpointId
+
+        if self.endpoint is None:
+            return None
+        parts = self.endpoint.removeprefix("dyn://").split(".")
+        if len(parts) != 3 or not all(parts):
+            raise UsageProblem(
+                f"--endpoint {self.endpoint[:200]}: expected NAMESPACE.COMPONENT.ENDPOINT, for "
+                "example dynamo.prefill.generate"
+            )
+        if serving.worker or serving.workers_file:
+            raise UsageProblem(
+                "--endpoint and --worker or --workers-file: set only one of them",
+                "the workers of --endpoint are those in Dynamo's discovery",
+            )
+        planes = replace(options, context_applied=True)
+        if backend(planes, serving=True) is None:
+            raise UsageProblem(
+                f"--endpoint {self.endpoint[:200]} needs Dynamo's discovery", DYNAMO_HINT
+            )
+        return DynamoConfig(
+            planes,
+            parts[0],
+            cache_directory(),
+            self.response_port,
+            endpoint=EndpointId(*parts),
+            rpc_host=self.rpc_host,
+        )
+
+
+@with_options(
+    serving=SERVING,
+    shared=fields_of(SharedRouterOptions, panel="A router in another process"),
+    beside_dynamo=fields_of(DynamoOptions, without=("endpoint", "rpc_host"), panel=DYNAMO),
+    access=ACCESS,
+    router_flags=ROUTER_FLAGS,
+)
 def frontend(
     options: GlobalOptions,
     *,
     http_host: Host = "127.0.0.1",
     http_port: Port = 8000,
     serving: ServingOptions,
-    router: RouterUrl = None,
-    router_token: RouterToken = None,
-    router_token_file: RouterTokenFile = None,
-    share_port: SharePort = False,
-    processes: Processes = 1,
-    process_timeout: ProcessTimeout = 30.0,
-    namespace_prefix: NamespacePrefix = None,
-    event_plane: EventPlane = None,
-    response_port: ResponsePort = 0,
-    migration_limit: MigrationLimit = None,
-    migration_max_seq_len: MigrationTokens = None,
-    answer_parsing: AnswerParsing = "text",
+    shared: SharedRouterOptions,
+    beside_dynamo: DynamoOptions,
     access: AccessOptions,
     router_flags: Mapping[str, str | bool],
 ) -> int:
@@ -256,49 +324,44 @@ def frontend(
     With --discovery, and without --worker, its workers are those of a Dynamo deployment: dynctl
     serve frontend --discovery file --file-kv DIR
     """
-    own = bool(serving.worker or serving.workers_file or router)
-    dynamo = dynamo_config(
-        options,
-        namespace_prefix,
-        event_plane,
-        response_port,
-        migration_limit,
-        migration_max_seq_len,
-        answer_parsing,
-        own=own,
-    )
-    shared = _shared_router(router, router_token, router_token_file, share_port=share_port)
+    own = bool(serving.worker or serving.workers_file or shared.router)
+    dynamo = beside_dynamo.config(options, own=own)
     config = frontend_config(
         router_flags,
         access,
         serving,
-        **shared,
+        **shared.settings(),
         dynamo=dynamo,
         host=http_host,
         port=http_port,
     )
-    if processes > 1:
+    if shared.processes > 1:
         _refuse_with_processes(config)
         from dynctl.serving.services.processes import run_processes
         from dynctl.web.child import MODULE
 
-        return int(run_processes(config, processes, process_timeout, MODULE))
+        return int(run_processes(config, shared.processes, shared.process_timeout, MODULE))
     from dynctl.serving.http.server import run_frontend
     from dynctl.web.routes import page_routes
 
     return int(run_frontend(config, extra_routes=(page_routes,)))
 
 
-@with_options(serving=SERVING, access=ACCESS, router_flags=ROUTER_FLAGS)
+@with_options(
+    serving=SERVING,
+    beside_dynamo=fields_of(
+        DynamoOptions, only=("endpoint", "rpc_host", "response_port"), panel=DYNAMO
+    ),
+    access=ACCESS,
+    router_flags=ROUTER_FLAGS,
+)
 def router(
     options: GlobalOptions,
     *,
     http_host: Host = "127.0.0.1",
     http_port: Port = 8080,
     serving: ServingOptions,
-    endpoint: Endpoint = None,
-    rpc_host: RpcHost = "127.0.0.1",
-    response_port: ResponsePort = 0,
+    beside_dynamo: DynamoOptions,
     select_service_port: SelectServicePort = None,
     slot_tracker_port: SlotTrackerPort = None,
     access: AccessOptions,
@@ -310,16 +373,11 @@ def router(
 
     With --endpoint and --discovery it is a router component of a Dynamo deployment.
     """
-    dynamo = None
-    if endpoint is not None:
-        dynamo = _component(
-            options, endpoint, rpc_host, response_port, given=(serving.worker, serving.workers_file)
-        )
     config = frontend_config(
         router_flags,
         access,
         serving,
-        dynamo=dynamo,
+        dynamo=beside_dynamo.of_component(options, serving),
         host=http_host,
         port=http_port,
         select_service_port=select_service_port,
@@ -397,112 +455,6 @@ def observe(
             extra_routes=(page_routes,),
         )
     )
-
-
-def dynamo_config(
-    options: GlobalOptions,
-    prefix: str | None,
-    event_plane: str | None,
-    response_port: int = 0,
-    migration_limit: int | None = None,
-    migration_max_tokens: int | None = None,
-    answer_parsing: str = "text",
-    *,
-    own: bool,
-) -> Any:
-    """The DynamoConfig of the options; None where they name no discovery backend, and for
-    ``own`` workers."""
-    from dynctl.adapters.dynamo.model_files import cache_directory
-    from dynctl.adapters.dynamo.planes import NAMESPACE_VARIABLE, backend
-    from dynctl.serving.routing.config import DynamoConfig
-
-    # The contexts are those of clients.
-    planes = replace(options, context_applied=True)
-    if event_plane is not None:
-        one_choice("--event-plane", event_plane, ("zmq", "nats"))
-    one_choice("--answer-parsing", answer_parsing, ("text", "dynamo-1.6"))
-    if own or backend(planes, serving=True) is None:
-        return None
-    # As Dynamo's frontend: all namespaces, unless one is set.
-    name = options.dyn_namespace or os.environ.get(NAMESPACE_VARIABLE) or "*"
-    name = f"{prefix}*" if prefix else name
-    return DynamoConfig(
-        planes,
-        None if name == "*" else name,
-        cache_directory(),
-        response_port,
-        migration_limit,
-        migration_max_tokens,
-        event_plane=event_plane,
-        rpc_host=os.environ.get("DYN_TCP_RPC_HOST") or "127.0.0.1",
-        answers_by_text=answer_parsing == "text",
-    )
-
-
-def _component(
-    options: GlobalOptions,
-    endpoint: str,
-    rpc_host: str,
-    response_port: int,
-    *,
-    given: tuple[Any, Any],
-) -> Any:
-    """The DynamoConfig of a router that is a component of Dynamo; raises UsageProblem."""
-    from dynctl.adapters.dynamo.model_files import cache_directory
-    from dynctl.adapters.dynamo.planes import backend
-    from dynctl.serving.routing.config import DynamoConfig
-    from dynctl.wire.dynamo.discovery import EndpointId
-
-    parts = endpoint.removeprefix("dyn://").split(".")
-    if len(parts) != 3 or not all(parts):
-        raise UsageProblem(
-            f"--endpoint {endpoint[:200]}: expected NAMESPACE.COMPONENT.ENDPOINT, for example "
-            "dynamo.prefill.generate"
-        )
-    if any(given):
-        raise UsageProblem(
-            "--endpoint and --worker or --workers-file: set only one of them",
-            "the workers of --endpoint are those in Dynamo's discovery",
-        )
-    planes = replace(options, context_applied=True)
-    if backend(planes, serving=True) is None:
-        raise UsageProblem(f"--endpoint {endpoint[:200]} needs Dynamo's discovery", DYNAMO_HINT)
-    return DynamoConfig(
-        planes,
-        parts[0],
-        cache_directory(),
-        response_port,
-        endpoint=EndpointId(*parts),
-        rpc_host=rpc_host,
-    )
-
-
-def _shared_router(
-    url: str | None, token: str | None, token_file: Path | None, *, share_port: bool
-) -> dict[str, Any]:
-    """The options about a router in another process as fields of FrontendConfig."""
-    if url is None:
-        if share_port:
-            raise UsageProblem(
-                "--share-port needs --router",
-                "start one dynctl serve router, and each frontend with --router URL: frontends on "
-                "one port must share what they know",
-            )
-        if token_file is not None:
-            raise UsageProblem("--router-token-file needs --router")
-        return {}
-    address = _address(url)
-    if address is None:
-        shown = "URL" if "@" in url else url[:200]
-        raise UsageProblem(
-            f"--router {shown}: expected the address of a dynctl serve router, for example "
-            "http://127.0.0.1:8080"
-        )
-    return {
-        "router_url": address,
-        "router_token": secret("--router-token", token, token_file),
-        "share_port": share_port,
-    }
 
 
 def _refuse_with_processes(config: Any) -> None:

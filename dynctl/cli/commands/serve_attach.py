@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ import typer
 
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
+from dynctl.cli.option_groups import fields_of, with_options
 from dynctl.cli.serving_options import LISTEN, DrainTimeout, LogFormat, LogLevel
 from dynctl.cli.shared_options import one_choice, worker_environment
 from dynctl.wire.engine_kinds.table import ATTACHED, kind_named
@@ -17,132 +19,7 @@ from dynctl.wire.engine_kinds.table import ATTACHED, kind_named
 if TYPE_CHECKING:
     from dynctl.wire.dynamo.discovery import EndpointId
 
-_ENGINE = "Engine"
-_FLEET = "Dynamo fleet"
 
-EngineSpec = Annotated[
-    str,
-    typer.Option(
-        "--engine",
-        metavar="SPEC",
-        help="The engine: URL, then any of kv-events=, replay=, model=, role=, name=, block-size=, "
-        "dp=, total-blocks=, max-num-batched-tokens=, api-key-env=, taint=, DOMAIN=VALUE, "
-        "separated by commas.",
-        rich_help_panel=_ENGINE,
-    ),
-]
-EngineType = Annotated[
-    str,
-    typer.Option(
-        "--engine-type",
-        metavar="|".join(("auto", *ATTACHED)),
-        help="API of the engine; auto: read from the engine.",
-        rich_help_panel=_ENGINE,
-    ),
-]
-ModelPath = Annotated[
-    Path | None,
-    typer.Option(
-        "--model-path",
-        metavar="DIR",
-        help="Directory of the engine's model: frontends get its tokenizer from the card.",
-        rich_help_panel=_ENGINE,
-    ),
-]
-MaxSeqs = Annotated[
-    int | None,
-    typer.Option(
-        "--max-num-seqs",
-        metavar="N",
-        min=1,
-        help="Requests that the engine runs at once, for the card.",
-        rich_help_panel=_ENGINE,
-    ),
-]
-ToolParser = Annotated[
-    str | None,
-    typer.Option(
-        "--tool-call-parser",
-        metavar="NAME",
-        help="Parser of tool calls that the frontend uses for this model.",
-        rich_help_panel=_ENGINE,
-    ),
-]
-ReasoningParser = Annotated[
-    str | None,
-    typer.Option(
-        "--reasoning-parser",
-        metavar="NAME",
-        help="Parser of reasoning that the frontend uses for this model.",
-        rich_help_panel=_ENGINE,
-    ),
-]
-Endpoint = Annotated[
-    str | None,
-    typer.Option(
-        "--endpoint",
-        metavar="NAMESPACE.COMPONENT.ENDPOINT",
-        help="Endpoint to register; by default backend.generate of the namespace, for role prefill "
-        "prefill.generate.",
-        rich_help_panel=_FLEET,
-    ),
-]
-EventPlane = Annotated[
-    str,
-    typer.Option(
-        "--event-plane",
-        metavar="zmq|nats",
-        envvar="DYN_EVENT_PLANE",
-        help="Event plane of the fleet.",
-        rich_help_panel=_FLEET,
-    ),
-]
-RequestPlane = Annotated[
-    str,
-    typer.Option(
-        "--request-plane",
-        metavar="tcp|nats",
-        envvar="DYN_REQUEST_PLANE",
-        help="How requests of frontends arrive; responses always go over TCP.",
-        rich_help_panel=_FLEET,
-    ),
-]
-Host = Annotated[
-    str,
-    typer.Option(
-        "--host",
-        metavar="HOST",
-        envvar="DYN_TCP_RPC_HOST",
-        help="Address to listen at and to register: requests, events and the system port. "
-        "Frontends on other hosts need one that they reach.",
-        rich_help_panel=LISTEN,
-    ),
-]
-RequestPort = Annotated[
-    int,
-    typer.Option(
-        "--request-port",
-        metavar="PORT",
-        envvar="DYN_TCP_RPC_PORT",
-        min=0,
-        max=65535,
-        help="Port of the request plane over TCP; 0: a free one.",
-        rich_help_panel=LISTEN,
-    ),
-]
-SystemPort = Annotated[
-    int,
-    typer.Option(
-        "--system-port",
-        metavar="PORT",
-        envvar="DYN_SYSTEM_PORT",
-        min=-1,
-        max=65535,
-        help="Port for health, metrics and the model's files; 0: a free one; -1: none, and the "
-        "card has paths of this host.",
-        rich_help_panel=LISTEN,
-    ),
-]
 Announce = Annotated[
     bool,
     typer.Option(
@@ -153,21 +30,129 @@ Announce = Annotated[
 ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """The engine, and what the card has about it."""
+
+    engine: Annotated[
+        str,
+        typer.Option(
+            metavar="SPEC",
+            help="The engine: URL, then any of kv-events=, replay=, model=, role=, name=, "
+            "block-size=, dp=, total-blocks=, max-num-batched-tokens=, api-key-env=, taint=, "
+            "DOMAIN=VALUE, separated by commas.",
+        ),
+    ]
+    engine_type: Annotated[
+        str,
+        typer.Option(
+            metavar="|".join(("auto", *ATTACHED)),
+            help="API of the engine; auto: read from the engine.",
+        ),
+    ] = "auto"
+    model_path: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Directory of the engine's model: frontends get its tokenizer from the card.",
+        ),
+    ] = None
+    max_num_seqs: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Requests that the engine runs at once, for the card."
+        ),
+    ] = None
+    tool_call_parser: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Parser of tool calls that the frontend uses for this model."
+        ),
+    ] = None
+    reasoning_parser: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Parser of reasoning that the frontend uses for this model."
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetOptions:
+    """The fleet, and how its requests and events travel."""
+
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMESPACE.COMPONENT.ENDPOINT",
+            help="Endpoint to register; by default backend.generate of the namespace, for role "
+            "prefill prefill.generate.",
+        ),
+    ] = None
+    event_plane: Annotated[
+        str,
+        typer.Option(
+            metavar="zmq|nats", envvar="DYN_EVENT_PLANE", help="Event plane of the fleet."
+        ),
+    ] = "zmq"
+    request_plane: Annotated[
+        str,
+        typer.Option(
+            metavar="tcp|nats",
+            envvar="DYN_REQUEST_PLANE",
+            help="How requests of frontends arrive; responses always go over TCP.",
+        ),
+    ] = "tcp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddressOptions:
+    """Where the fleet reaches the process."""
+
+    host: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST",
+            envvar="DYN_TCP_RPC_HOST",
+            help="Address to listen at and to register: requests, events and the system port. "
+            "Frontends on other hosts need one that they reach.",
+        ),
+    ] = "127.0.0.1"
+    request_port: Annotated[
+        int,
+        typer.Option(
+            metavar="PORT",
+            envvar="DYN_TCP_RPC_PORT",
+            min=0,
+            max=65535,
+            help="Port of the request plane over TCP; 0: a free one.",
+        ),
+    ] = 0
+    system_port: Annotated[
+        int,
+        typer.Option(
+            metavar="PORT",
+            envvar="DYN_SYSTEM_PORT",
+            min=-1,
+            max=65535,
+            help="Port for health, metrics and the model's files; 0: a free one; -1: none, and the "
+            "card has paths of this host.",
+        ),
+    ] = 0
+
+
+@with_options(
+    of_engine=fields_of(EngineOptions, panel="Engine"),
+    fleet=fields_of(FleetOptions, panel="Dynamo fleet"),
+    address=fields_of(AddressOptions, panel=LISTEN),
+)
 def attach(
     options: GlobalOptions,
     context: typer.Context,
-    engine: EngineSpec,
-    engine_type: EngineType = "auto",
-    model_path: ModelPath = None,
-    max_num_seqs: MaxSeqs = None,
-    tool_call_parser: ToolParser = None,
-    reasoning_parser: ReasoningParser = None,
-    endpoint: Endpoint = None,
-    event_plane: EventPlane = "zmq",
-    request_plane: RequestPlane = "tcp",
-    host: Host = "127.0.0.1",
-    request_port: RequestPort = 0,
-    system_port: SystemPort = 0,
+    *,
+    of_engine: EngineOptions,
+    fleet: FleetOptions,
+    address: AddressOptions,
     drain_timeout: DrainTimeout = 30.0,
     announce: Announce = False,
     log_format: LogFormat = "text",
@@ -191,28 +176,28 @@ def attach(
     from dynctl.serving.engines.worker_spec import parse_worker_spec
     from dynctl.serving.routing.config import Limits
 
-    spec = parse_worker_spec(engine, "--engine")
-    one_choice("--engine-type", engine_type, ("auto", *ATTACHED))
-    one_choice("--event-plane", event_plane, ("zmq", "nats"))
-    one_choice("--request-plane", request_plane, ("tcp", "nats"))
-    for warning in _without_effect(options, context, event_plane, request_plane):
+    spec = parse_worker_spec(of_engine.engine, "--engine")
+    one_choice("--engine-type", of_engine.engine_type, ("auto", *ATTACHED))
+    one_choice("--event-plane", fleet.event_plane, ("zmq", "nats"))
+    one_choice("--request-plane", fleet.request_plane, ("tcp", "nats"))
+    for warning in _without_effect(options, context, fleet):
         talk(f"warning: {warning}")
     config = AttachConfig(
         engine=spec,
-        endpoint=_endpoint(endpoint, options, prefill=spec.role == "prefill"),
-        files=read_model_files(model_directory(model_path)),
-        host=host,
-        port=request_port,
-        system_port=None if system_port < 0 else system_port,
-        event_plane="nats" if event_plane == "nats" else "zmq",
-        request_plane="nats" if request_plane == "nats" else "tcp",
+        endpoint=_endpoint(fleet.endpoint, options, prefill=spec.role == "prefill"),
+        files=read_model_files(model_directory(of_engine.model_path)),
+        host=address.host,
+        port=address.request_port,
+        system_port=None if address.system_port < 0 else address.system_port,
+        event_plane="nats" if fleet.event_plane == "nats" else "zmq",
+        request_plane="nats" if fleet.request_plane == "nats" else "tcp",
         nats_servers=",".join(nats_servers(options)),
-        kind=None if engine_type == "auto" else kind_named(engine_type),
+        kind=None if of_engine.engine_type == "auto" else kind_named(of_engine.engine_type),
         api_key=_key(spec.api_key_env),
         options=CardOptions(
-            max_num_seqs=max_num_seqs,
-            tool_call_parser=tool_call_parser,
-            reasoning_parser=reasoning_parser,
+            max_num_seqs=of_engine.max_num_seqs,
+            tool_call_parser=of_engine.tool_call_parser,
+            reasoning_parser=of_engine.reasoning_parser,
         ),
         limits=Limits(),
         drain_s=drain_timeout,
@@ -230,19 +215,19 @@ def attach(
 
 
 def _without_effect(
-    options: GlobalOptions, context: typer.Context, event_plane: str, request_plane: str
+    options: GlobalOptions, context: typer.Context, fleet: FleetOptions
 ) -> Iterator[str]:
     """What is given, by flag or variable, and not read on these planes."""
     import os
 
-    if "nats" not in (event_plane, request_plane):
+    if "nats" not in (fleet.event_plane, fleet.request_plane):
         named = (
             ("--nats-server", options.nats_server),
             ("NATS_SERVER", os.environ.get("NATS_SERVER")),
         )
         for name in [name for name, value in named if value][:1]:
             yield f"{name} has no effect without --event-plane nats or --request-plane nats"
-    if request_plane == "nats":
+    if fleet.request_plane == "nats":
         source = context.get_parameter_source("request_port")
         names = {"COMMANDLINE": "--request-port", "ENVIRONMENT": "DYN_TCP_RPC_PORT"}
         if source is not None and source.name in names:

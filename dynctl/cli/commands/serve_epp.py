@@ -1,7 +1,7 @@
 """`dynctl serve epp`: the router as the endpoint picker of a gateway."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,187 +14,212 @@ from dynctl.cli.access_options import PICKER_ACCESS, AccessOptions, expect_pair
 from dynctl.cli.commands.serve import (
     DYNAMO,
     DYNAMO_HINT,
-    EventPlane,
-    NamespacePrefix,
-    dynamo_config,
+    DynamoOptions,
 )
-from dynctl.cli.option_groups import with_options
+from dynctl.cli.option_groups import fields_of, with_options
 from dynctl.cli.router_flags import ROUTER_FLAGS
 from dynctl.cli.serving_options import SERVING, ServingOptions, frontend_config
 from dynctl.cli.shared_options import Needs, seconds, size_of
 
-_GATEWAY = "Gateway"
-_POOL = "Workers of an InferencePool"
 #: HTTP status for a request that is shed, as gateways expect it.
 _SHED = 429
 #: Topology domain -> the label of pods that Kubernetes copies from their nodes.
 _DOMAINS = ("zone=topology.kubernetes.io/zone", "region=topology.kubernetes.io/region")
 
-Listen = Annotated[
-    str,
-    typer.Option(
-        "--host",
-        metavar="HOST",
-        envvar="DYNCTL_EPP_HOST",
-        help="Listen address for gateways and health; 0.0.0.0 accepts connections from other "
-        "hosts.",
-        rich_help_panel=_GATEWAY,
-    ),
-]
-PickerPort = Annotated[
-    int,
-    typer.Option(
-        "--port", metavar="PORT", min=0, max=65535,
-        help="ext_proc port for gateways (gRPC); 0: a free one.",
-        rich_help_panel=_GATEWAY,
-    ),
-]  # fmt: skip
-HealthPort = Annotated[
-    int,
-    typer.Option(
-        "--health-port", metavar="PORT", min=-1, max=65535,
-        help="gRPC health, without TLS; 0: a free one, -1: on --port alone.",
-        rich_help_panel=_GATEWAY,
-    ),
-]  # fmt: skip
-Tls = Annotated[
-    bool,
-    typer.Option(
-        "--tls/--no-tls",
-        help="TLS for gateways. Without --tls-cert the certificate is made at the start.",
-        rich_help_panel=_GATEWAY,
-    ),
-]
-Cert = Annotated[
-    Path | None,
-    typer.Option(
-        "--tls-cert", metavar="FILE",
-        help="Certificate chain (PEM) for gateways; loaded again when it changes.",
-        rich_help_panel=_GATEWAY,
-    ),
-]  # fmt: skip
-Key = Annotated[
-    Path | None,
-    typer.Option(
-        "--tls-key", metavar="FILE", help="Private key (PEM) of the certificate.",
-        rich_help_panel=_GATEWAY,
-    ),
-]  # fmt: skip
-BodyLimit = Annotated[
-    str,
-    typer.Option(
-        "--body-limit", metavar="SIZE",
-        help="Largest body of a request; larger ones get 413.",
-        rich_help_panel=_GATEWAY,
-    ),
-]  # fmt: skip
-Silence = Annotated[
-    float,
-    typer.Option(
-        "--stream-timeout", metavar="DURATION", parser=seconds(1.0),
-        help="Longest time without a message of the gateway about a request.",
-        rich_help_panel=_GATEWAY,
-    ),
-]  # fmt: skip
-Pool = Annotated[
-    str | None,
-    typer.Option(
-        "--pool", metavar="NAME", envvar="DYNCTL_POOL",
-        help="An InferencePool of the cluster, in the namespace of -n: its ready pods are the "
-        "workers, each of its targetPorts a worker of its own.",
-        rich_help_panel=_POOL,
-    ),
-]  # fmt: skip
-EventsPort = Annotated[
-    int | None,
-    typer.Option(
-        "--pod-kv-events", metavar="PORT", min=1, max=65535,
-        help="ZMQ port of the pods' KV events; that of the next targetPort is one higher. "
-        "[default: from the engine, where it reports it]",
-        rich_help_panel=_POOL,
-    ),
-    Needs(("pool",)),
-]  # fmt: skip
-ReplayPort = Annotated[
-    int | None,
-    typer.Option(
-        "--pod-replay", metavar="PORT", min=1, max=65535,
-        help="ZMQ port of the pods' replay sockets, likewise.",
-        rich_help_panel=_POOL,
-    ),
-    Needs(("pool",)),
-]  # fmt: skip
-RoleLabel = Annotated[
-    str,
-    typer.Option(
-        "--pod-role-label", metavar="LABEL",
-        help="Pod label with the role: prefill or decode; any other value: both.",
-        rich_help_panel=_POOL,
-    ),
-    Needs(("pool",)),
-]  # fmt: skip
-Domains = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--pod-domain", metavar="DOMAIN=LABEL",
-        help=f"A topology domain and the pod label with its value (repeatable). "
-        f"[default: {', '.join(_DOMAINS)}]",
-        rich_help_panel=_POOL,
-    ),
-    Needs(("pool",)),
-]  # fmt: skip
 
 DynamoFrontend = Annotated[
     str | None,
     typer.Option(
-        "--dynamo-frontend", metavar="[HOST]:PORT", envvar="DYNCTL_DYNAMO_FRONTEND",
+        "--dynamo-frontend",
+        metavar="[HOST]:PORT",
+        envvar="DYNCTL_DYNAMO_FRONTEND",
         help="With --discovery: where the gateway sends requests, a Dynamo frontend with "
         "--router-mode direct. :PORT is one beside each worker, at the worker's address.",
         rich_help_panel=DYNAMO,
     ),
-]  # fmt: skip
+]
 
 
-@with_options(serving=SERVING, access=PICKER_ACCESS, router_flags=ROUTER_FLAGS)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayOptions:
+    """What the gateway connects to, and the bounds of its requests."""
+
+    host: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST",
+            envvar="DYNCTL_EPP_HOST",
+            help="Listen address for gateways and health; 0.0.0.0 accepts connections from other "
+            "hosts.",
+        ),
+    ] = "127.0.0.1"
+    port: Annotated[
+        int,
+        typer.Option(
+            metavar="PORT",
+            min=0,
+            max=65535,
+            help="ext_proc port for gateways (gRPC); 0: a free one.",
+        ),
+    ] = 9002
+    health_port: Annotated[
+        int,
+        typer.Option(
+            metavar="PORT",
+            min=-1,
+            max=65535,
+            help="gRPC health, without TLS; 0: a free one, -1: on --port alone.",
+        ),
+    ] = 9003
+    tls: Annotated[
+        bool,
+        typer.Option(
+            "--tls/--no-tls",
+            help="TLS for gateways. Without --tls-cert the certificate is made at the start.",
+        ),
+    ] = True
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Certificate chain (PEM) for gateways; loaded again when it changes.",
+        ),
+    ] = None
+    tls_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Private key (PEM) of the certificate.")
+    ] = None
+    body_limit: Annotated[
+        str, typer.Option(metavar="SIZE", help="Largest body of a request; larger ones get 413.")
+    ] = "16MiB"
+    stream_timeout: Annotated[
+        float,
+        typer.Option(
+            metavar="DURATION",
+            parser=seconds(1.0),
+            help="Longest time without a message of the gateway about a request.",
+        ),
+    ] = 3600.0
+
+    def expect_valid(self) -> None:
+        """Raise UsageProblem for values that do not fit together."""
+        expect_pair(self.tls_cert, self.tls_key)
+        if self.tls_cert is not None and not self.tls:
+            raise UsageProblem("--no-tls and --tls-cert: set only one of them")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolOptions:
+    """The pods of an InferencePool as workers."""
+
+    pool: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            envvar="DYNCTL_POOL",
+            help="An InferencePool of the cluster, in the namespace of -n: its ready pods are the "
+            "workers, each of its targetPorts a worker of its own.",
+        ),
+    ] = None
+    pod_kv_events: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT",
+            min=1,
+            max=65535,
+            help="ZMQ port of the pods' KV events; that of the next targetPort is one higher. "
+            "[default: from the engine, where it reports it]",
+        ),
+        Needs(("pool",)),
+    ] = None
+    pod_replay: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT", min=1, max=65535, help="ZMQ port of the pods' replay sockets, likewise."
+        ),
+        Needs(("pool",)),
+    ] = None
+    pod_role_label: Annotated[
+        str,
+        typer.Option(
+            metavar="LABEL",
+            help="Pod label with the role: prefill or decode; any other value: both.",
+        ),
+        Needs(("pool",)),
+    ] = "llm-d.ai/role"
+    pod_domain: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DOMAIN=LABEL",
+            help=f"A topology domain and the pod label with its value (repeatable). "
+            f"[default: {', '.join(_DOMAINS)}]",
+        ),
+        Needs(("pool",)),
+    ] = None
+
+    def config(self, options: GlobalOptions) -> Any:
+        """The PoolConfig; None without a pool."""
+        from dynctl.serving.routing.config import PoolConfig
+
+        if self.pool is None:
+            return None
+        labels: dict[str, str] = {}
+        for text in self.pod_domain or _DOMAINS:
+            domain, equals, label = text.partition("=")
+            if not domain or not equals or not label:
+                raise UsageProblem(
+                    f"--pod-domain {text[:200]}: expected DOMAIN=LABEL, for example "
+                    "rack=example.com/rack"
+                )
+            labels[domain] = label
+        return PoolConfig(
+            options,
+            self.pool,
+            self.pod_kv_events,
+            self.pod_replay,
+            self.pod_role_label,
+            labels,
+        )
+
+
+@with_options(
+    gateway=fields_of(GatewayOptions, panel="Gateway"),
+    pods=fields_of(PoolOptions, panel="Workers of an InferencePool"),
+    beside_dynamo=fields_of(DynamoOptions, only=("namespace_prefix", "event_plane"), panel=DYNAMO),
+    serving=SERVING,
+    access=PICKER_ACCESS,
+    router_flags=ROUTER_FLAGS,
+)
 def epp(
     options: GlobalOptions,
     *,
-    host: Listen = "127.0.0.1",
-    port: PickerPort = 9002,
-    health_port: HealthPort = 9003,
-    tls: Tls = True,
-    tls_cert: Cert = None,
-    tls_key: Key = None,
-    body_limit: BodyLimit = "16MiB",
-    stream_timeout: Silence = 3600.0,
+    gateway: GatewayOptions,
     http_host: Annotated[
         str,
         typer.Option(
-            metavar="HOST", envvar="DYN_HTTP_HOST",
+            metavar="HOST",
+            envvar="DYN_HTTP_HOST",
             help="Listen address of metrics and of the operators' HTTP.",
-            rich_help_panel="Listening"
-        )
+            rich_help_panel="Listening",
+        ),
     ] = "127.0.0.1",
     http_port: Annotated[
         int,
         typer.Option(
-            metavar="PORT", min=0, max=65535, envvar="DYN_HTTP_PORT",
+            metavar="PORT",
+            min=0,
+            max=65535,
+            envvar="DYN_HTTP_PORT",
             help="Port of metrics and of the operators' HTTP; 0: a free one.",
-            rich_help_panel="Listening"
-        )
+            rich_help_panel="Listening",
+        ),
     ] = 9090,
-    pool: Pool = None,
-    pod_kv_events: EventsPort = None,
-    pod_replay: ReplayPort = None,
-    pod_role_label: RoleLabel = "llm-d.ai/role",
-    pod_domain: Domains = None,
+    pods: PoolOptions,
     dynamo_frontend: DynamoFrontend = None,
-    namespace_prefix: NamespacePrefix = None,
-    event_plane: EventPlane = None,
+    beside_dynamo: DynamoOptions,
     serving: ServingOptions,
     access: AccessOptions,
     router_flags: Mapping[str, str | bool],
-) -> int:  # fmt: skip
+) -> int:
     """Run the router as the endpoint picker of a gateway (Envoy ext_proc).
 
     For example: dynctl serve epp --pool my-pool -n inference --model-path DIR --host 0.0.0.0
@@ -205,11 +230,9 @@ def epp(
     from dynctl.serving.epp.process import run_picker
     from dynctl.serving.routing.config import PickerConfig
 
-    expect_pair(tls_cert, tls_key)
-    if tls_cert is not None and not tls:
-        raise UsageProblem("--no-tls and --tls-cert: set only one of them")
-    own = bool(serving.worker or serving.workers_file or pool)
-    dynamo = dynamo_config(options, namespace_prefix, event_plane, own=own)
+    gateway.expect_valid()
+    own = bool(serving.worker or serving.workers_file or pods.pool)
+    dynamo = beside_dynamo.config(options, own=own)
     direct = _direct_frontend(dynamo_frontend, dynamo, options, own=own)
     config = frontend_config(
         router_flags,
@@ -219,13 +242,13 @@ def epp(
         host=http_host,
         port=http_port,
         picker=PickerConfig(
-            host,
-            port,
-            None if health_port == -1 else health_port,
-            tls,
-            tls_cert,
-            tls_key,
-            _pool(options, pool, pod_kv_events, pod_replay, pod_role_label, pod_domain),
+            gateway.host,
+            gateway.port,
+            None if gateway.health_port == -1 else gateway.health_port,
+            gateway.tls,
+            gateway.tls_cert,
+            gateway.tls_key,
+            pods.config(options),
             direct,
         ),
     )
@@ -235,10 +258,10 @@ def epp(
             router=config.router.with_values({"overload_status_code": _SHED}),
             origins={**config.origins, "overload_status_code": "serve epp"},
         )
-    size = size_of("--body-limit", body_limit)
+    size = size_of("--body-limit", gateway.body_limit)
     if not 1024 <= size <= 1 << 30:
-        raise UsageProblem(f"--body-limit {body_limit}: expected 1KiB to 1GiB")
-    limits = replace(config.limits, body_bytes=size, stream_silence_s=stream_timeout)
+        raise UsageProblem(f"--body-limit {gateway.body_limit}: expected 1KiB to 1GiB")
+    limits = replace(config.limits, body_bytes=size, stream_silence_s=gateway.stream_timeout)
     return int(run_picker(replace(config, limits=limits)))
 
 
@@ -281,28 +304,3 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _pool(
-    options: GlobalOptions,
-    name: str | None,
-    events: int | None,
-    replay: int | None,
-    role_label: str,
-    domains: list[str] | None,
-) -> Any:
-    """The PoolConfig of the options; None without a pool."""
-    from dynctl.serving.routing.config import PoolConfig
-
-    if name is None:
-        return None
-    labels: dict[str, str] = {}
-    for text in domains or _DOMAINS:
-        domain, equals, label = text.partition("=")
-        if not domain or not equals or not label:
-            raise UsageProblem(
-                f"--pod-domain {text[:200]}: expected DOMAIN=LABEL, for example "
-                "rack=example.com/rack"
-            )
-        labels[domain] = label
-    return PoolConfig(options, name, events, replay, role_label, labels)
