@@ -31,7 +31,7 @@ is the time from the stream to the index.
 
 Messages of replica sync are not stored. Routers that share load over `--router-replica-peer` or
 `--router-replica-nats` send all bookings again after a loss. Dynamo's routers do not: here, a
-request whose end was lost counts until its worker reports no active blocks, or until it expires
+request whose end was lost counts until its worker reports no used blocks, or until it expires
 after 300 s.
 
 `make test-planes` holds that our frontend loses none. While no NATS server is there requests wait

@@ -12,6 +12,7 @@ from router_core import (
     BlocksRemoved,
     BlocksStored,
     Cleared,
+    ConfigSet,
     IndexMarked,
     KvEvent,
     Role,
@@ -274,3 +275,17 @@ def test_blocks_that_are_held_count_in_full_beside_those_that_cannot_be_linked(e
     router.apply(IndexMarked(1, 0, "gapped", 1), 0.0)
     (lost,) = router.plan(request).final.rows()
     assert lost.overlap_blocks == 1
+
+
+def test_what_was_sent_counts_behind_a_prefix_that_no_event_names() -> None:
+    router, tokens = fleet(exact=True), range(65)
+    router.apply(ConfigSet({"router_predicted_ttl_secs": 600.0}), 0.0)
+    local = local_block_hashes(tokens, 16)
+    router.apply(KvEvent(1, 0, BlocksStored(99, (4,), local[3:], counted=True)), 0.0)
+    request = RoutingRequest.from_tokens("r", "m", tokens, 16)
+    assert router.freshness[0].state == "unlinked"
+    (before,) = router.plan(request).final.rows()
+    plan = router.plan(request)
+    router.apply(router.booking(plan.final, request), 1.0)
+    (after,) = router.plan(request).final.rows()
+    assert (before.overlap_blocks, after.overlap_blocks) == (0, 4)

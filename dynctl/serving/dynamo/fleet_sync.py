@@ -4,7 +4,7 @@ As in Dynamo 1.6, each pool of workers has a topic (``active_sequences_events``)
 router publishes its bookings from a channel of its own, which it registers in discovery. Dynamo
 has no handshake and no history: what was booked before a router came is unknown to it, and the
 bookings of a router that ends without a word expire. Here they end with its channel. Where messages
-were lost, a worker that reports no active blocks has no request from before.
+were lost, a worker that reports no used blocks has no request from before.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class _Pool:
 @dataclass(slots=True)
 class _Router:
     """Another router, by one of its channels. ``missed_at``: when messages of it were lost;
-    ``unsure``: the bookings from before that, of which the end may have been lost."""
+    ``unsure``: the bookings from before that, of which the end may have been lost; ``idle``: the
+    ranks whose last report after it has no used blocks."""
 
     name: str
     address: str
@@ -84,6 +85,7 @@ class _Router:
     lost: int = 0
     missed_at: float | None = None
     unsure: set[_Key] = field(default_factory=set)
+    idle: set[tuple[int, int]] = field(default_factory=set)
     bookings: dict[_Key, str] = field(default_factory=dict)
     share: Share = field(default_factory=Share)
 
@@ -188,35 +190,37 @@ class FleetSync(SharedBookings):
                     if not any(True for _ in load.bookings(held)):
                         self._dismiss(router.bookings.pop(key))
             self._end_losses()
-        elif isinstance(change, LoadReported) and change.active_decode_blocks == 0:
-            self._end_at_idle_rank(change)
+        elif isinstance(change, LoadReported) and change.kv_used_blocks is not None:
+            self._note_use(change)
 
     def keep_alive(self) -> None:
         """Report who has too many requests."""
         for router in self._routers.values():
             self._judge_share(router.share, router.name)
 
-    def _end_at_idle_rank(self, report: LoadReported) -> None:
-        """End the bookings of a rank without active blocks whose end may have been lost."""
-        if report.active_prefill_tokens:
-            return
-        rank, now = (report.worker_id, report.dp_rank), self._clock()
+    def _note_use(self, report: LoadReported) -> None:
+        """Workers report used blocks after each change. Active blocks are reported by any router,
+        for its own view."""
+        rank = (report.worker_id, report.dp_rank)
         for router in self._routers.values():
-            if router.missed_at is None or now - router.missed_at < _ARRIVED_S:
-                continue
-            for key in [key for key in router.unsure if key[1:] == rank]:
-                router.unsure.discard(key)
-                if key in router.bookings:
-                    self._free(router.bookings.pop(key))
+            if report.kv_used_blocks:
+                router.idle.discard(rank)
+            elif router.missed_at is not None and report.worker_id in self._pool_of:
+                router.idle.add(rank)
 
     def _end_losses(self) -> None:
-        """Forget the losses before which no booking of now was made."""
+        """End the bookings of idle ranks whose end may have been lost. Forget the losses before
+        which no booking of now was made."""
         for router in self._routers.values():
-            if router.missed_at is None or self._clock() - router.missed_at <= _UNSEEN_S:
+            if router.missed_at is None or self._clock() - router.missed_at < _ARRIVED_S:
                 continue
             router.unsure &= router.bookings.keys()
-            if not router.unsure:
+            for key in [key for key in router.unsure if key[1:] in router.idle]:
+                router.unsure.discard(key)
+                self._free(router.bookings.pop(key))
+            if not router.unsure and self._clock() - router.missed_at > _UNSEEN_S:
                 router.missed_at = None
+                router.idle.clear()
                 self._service.clear_condition(codes.REPLICA_BEHIND, router.name)
 
     def _emit(self, batch: list[SequenceEvent]) -> bool:
@@ -324,13 +328,14 @@ class FleetSync(SharedBookings):
         router.lost += count
         router.missed_at = self._clock()
         router.unsure |= router.bookings.keys()
+        router.idle.clear()
         self.missed["lost"] += count
         limit = self._service.router.config.active_request_expiry_secs
         self._service.set_condition(
             codes.REPLICA_BEHIND,
             router.name,
             f"{router.lost:,} of its messages were lost, and no router sends them again: "
-            f"requests that ended in them count until their worker reports no active blocks, or "
+            f"requests that ended in them count until their worker reports no used blocks, or "
             f"until they expire, after {limit:g} s",
         )
 

@@ -281,7 +281,7 @@ async def test_lost_messages_are_a_condition_until_what_they_ended_expired(synce
     synced.service.apply(Expired())
 
 
-async def test_a_worker_without_active_blocks_has_no_request_from_before_a_loss(
+async def test_a_worker_without_used_blocks_has_no_request_from_before_a_loss(
     synced: Synced,
 ) -> None:
     decode = synced.worker(Role.DECODE)
@@ -290,19 +290,24 @@ async def test_a_worker_without_active_blocks_has_no_request_from_before_a_loss(
     def report(**load: int) -> int:
         """Requests after a report of the worker."""
         synced.service.apply(LoadReported(decode, 0, **load))
+        synced.service.expire()
         return synced.requests(decode)
 
-    assert report(active_decode_blocks=0) == 1, "no message was lost: the report is older"
+    assert report(kv_used_blocks=0) == 1, "no message was lost: the report is older"
     lost = ChannelCondition(ACTIVE_SEQUENCES, 0xFE, ChannelCode.EVENTS_DROPPED, "gap", 1)
     synced.sync.take(channel, lost)
     synced.receive(SequenceAdded("r2", decode, 0, (2,), 0, THEIRS))
-    assert report(active_decode_blocks=0) == 2, "r1 may be on its way"
+    assert report(kv_used_blocks=0) == 2, "r1 may be on its way"
     synced.now = 2.5
-    assert report(active_decode_blocks=1) == 2
-    assert report(kv_used_blocks=0) == 2
-    assert report(active_decode_blocks=0, active_prefill_tokens=5) == 2
-    assert report(active_decode_blocks=0) == 1, "r2 came after the loss"
-    synced.now = 31.0
+    assert report(kv_used_blocks=1) == 2
+    assert report(active_decode_blocks=0, active_prefill_tokens=0) == 2, "the view of a router"
+    synced.sync.take(channel, lost)
+    synced.receive(SequenceAdded("r3", decode, 0, (3,), 0, THEIRS))
+    assert report(kv_used_blocks=0) == 3, "r2 may be on its way"
+    synced.now = 5.0
+    synced.service.expire()
+    assert synced.requests(decode) == 1, "r3 came after the loss"
+    synced.now = 33.0
     synced.service.expire()
     assert not list(synced.service.conditions)
 
