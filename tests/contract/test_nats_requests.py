@@ -129,6 +129,22 @@ async def test_a_server_that_stops_responding_is_the_problem_and_not_the_worker(
             await messenger.close()
 
 
+async def test_a_connection_that_ended_just_now_is_not_the_workers_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def closed(*_: object) -> None:
+        raise RuntimeError("the handler is closed")  # uvloop's
+
+    async with nats_server(tmp_path) as server:
+        messenger = NatsMessenger(f"nats://{server.address}")
+        client = await messenger.connected()
+        for write in ("publish", "flush"):
+            monkeypatch.setattr(client, write, closed)
+        with pytest.raises(PlaneInterrupted, match="needs NATS, which does not respond"):
+            await messenger.request("any", b"", {}, 1.0)
+        await messenger.close()
+
+
 async def test_a_server_that_is_silent_is_noticed_without_a_request(tmp_path: Path) -> None:
     problems: list[str | None] = []
     async with nats_server(tmp_path) as server:

@@ -8,11 +8,16 @@ from importlib.util import find_spec
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from nats.errors import Error as NatsError
+
 from dynctl.base.errors import UNTRUSTED, UsageProblem, file_problem
 from dynctl.base.files import expect_regular
 
 _SCHEMES: Final = ("nats", "tls")
 _PORT: Final = 4222
+#: What the library raises where a connection is lost. RuntimeError is uvloop's, for one that it has
+#: closed and the library has not noticed yet.
+NATS_ERRORS: Final = (NatsError, OSError, RuntimeError)
 
 
 @dataclass(frozen=True, slots=True)

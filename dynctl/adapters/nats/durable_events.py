@@ -27,7 +27,7 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy, StreamInfo
 from nats.js.errors import NotFoundError
 
-from dynctl.adapters.nats.address import NatsAuth
+from dynctl.adapters.nats.address import NATS_ERRORS, NatsAuth
 from dynctl.adapters.nats.dynamo_events import reason_of
 from dynctl.adapters.nats.requests import NatsMessenger
 from dynctl.adapters.ports import (
@@ -116,7 +116,7 @@ class DurableEventPlane:
     async def close(self) -> None:
         """Leaves no connection and no durable consumer."""
         if self.consumers:
-            with contextlib.suppress(NatsError, OSError, TimeoutError, RequestPlaneError):
+            with contextlib.suppress(*NATS_ERRORS, RequestPlaneError):
                 js = (await self.messenger.connected()).jetstream(timeout=_RESPONSE_S)
                 for stream, name in self.consumers:
                     with contextlib.suppress(NatsError):
@@ -140,7 +140,7 @@ async def read_snapshot(js: JetStreamContext, scope: EndpointId) -> StoredSnapsh
         if info.deleted or (info.size or 0) > MAX_BYTES:
             return None
         found = await store.get(RADIX_STATE)
-    except (NatsError, OSError, TimeoutError, ValueError):
+    except (*NATS_ERRORS, ValueError):
         return None
     stored: Any = info.mtime  # the library has a time where it declares a text
     at = datetime.fromisoformat(stored) if isinstance(stored, str) else stored
@@ -193,7 +193,7 @@ class DurableFollower:
                 why = str(error)
             except NotFoundError:
                 why = f"NATS has no stream {transport.stream}"
-            except (NatsError, OSError, TimeoutError) as error:
+            except NATS_ERRORS as error:
                 why = f"stream {transport.stream}: {reason_of(error, _RESPONSE_S)}"
             failures = 0 if self.connected else failures + 1
             self.connected = False
@@ -238,7 +238,7 @@ class DurableFollower:
         try:
             await self._watch(client, stream)
         finally:
-            with contextlib.suppress(NatsError, OSError):
+            with contextlib.suppress(*NATS_ERRORS):
                 await consumer.unsubscribe()
 
     async def _consume(self, client: Client, stream: str, consumer: RouterConsumer) -> None:
@@ -283,7 +283,7 @@ class DurableFollower:
                     await self._purge_and_store(js, stream, consumer)
                 checked = loop.time()
         finally:
-            with contextlib.suppress(NatsError, OSError):
+            with contextlib.suppress(*NATS_ERRORS):
                 await reader.unsubscribe()
 
     async def _reset(self, js: JetStreamContext, stream: str) -> None:

@@ -22,7 +22,7 @@ from nats.errors import Error as NatsError
 from nats.errors import NoServersError, SlowConsumerError
 
 from dynctl.adapters.event_channel import AnyPublisher, ChannelIntake
-from dynctl.adapters.nats.address import NatsAuth, NatsServer, nats_servers
+from dynctl.adapters.nats.address import NATS_ERRORS, NatsAuth, NatsServer, nats_servers
 from dynctl.adapters.ports import ChannelValue
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import DynctlError, Unreachable, network_reason
@@ -252,7 +252,7 @@ class NatsEventPlane:
 
     async def _serve(self, client: Client) -> None:
         """Keep the subscriptions of the followers up to date until the connection ends."""
-        with contextlib.suppress(NatsError, OSError, TimeoutError):
+        with contextlib.suppress(*NATS_ERRORS):
             while not client.is_closed and not self._closing:
                 self._wake.clear()
                 for subject in self._followers.keys() - self._subscribed.keys():

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from nats.aio.client import Client
-from nats.errors import Error as NatsError
 
 from dynctl.adapters.event_channel import AnyPublisher
-from dynctl.adapters.nats.address import NatsAuth
+from dynctl.adapters.nats.address import NATS_ERRORS, NatsAuth
 from dynctl.adapters.nats.dynamo_events import NatsEventPlane
 from dynctl.adapters.nats.requests import NatsMessenger
 from dynctl.adapters.ports import ChannelValue, RequestPlaneError
@@ -82,7 +81,7 @@ class NatsReplicas:
                 while self._unsent:
                     await self._send_one(client)
                 await client.flush()
-        except (RequestPlaneError, NatsError, OSError, TimeoutError):
+        except (*NATS_ERRORS, RequestPlaneError):
             pass  # the others notice that this router is silent
         await self._plane.close()
         await self._messenger.close()
@@ -96,7 +95,7 @@ class NatsReplicas:
                     if client is not self._client:
                         await self._return(client)
                     await self._send_one(client)
-            except (RequestPlaneError, NatsError, OSError, TimeoutError):
+            except (*NATS_ERRORS, RequestPlaneError):
                 await asyncio.sleep(_RETRY_S)
             else:
                 await self._wake.wait()

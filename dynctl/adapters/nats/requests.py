@@ -16,9 +16,8 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import ConnectionClosedError, MaxPayloadError, NoRespondersError, NoServersError
-from nats.errors import Error as NatsError
 
-from dynctl.adapters.nats.address import NatsAuth, NatsServer, nats_servers
+from dynctl.adapters.nats.address import NATS_ERRORS, NatsAuth, NatsServer, nats_servers
 from dynctl.adapters.nats.dynamo_events import hang_up, reason_of
 from dynctl.adapters.ports import PlaneInterrupted, RequestPlaneError
 from dynctl.base.errors import Unreachable, network_reason
@@ -221,7 +220,7 @@ class NatsMessenger:
         except MaxPayloadError:
             problem = f"{len(body):,} bytes, over NATS's limit of {client.max_payload:,} a message"
             raise RequestPlaneError(f"cannot get the request: {problem}", "size") from None
-        except (NatsError, OSError, TimeoutError) as error:
+        except NATS_ERRORS as error:
             why, waited = reason_of(error, timeout), loop.time() - began
             if self._connection is not connection or not await self._responds(client):
                 problem = f"needs NATS, which does not respond: {connection.server.title}"
@@ -242,7 +241,7 @@ class NatsMessenger:
             await connection.replies.request(subject, b"", None, timeout)
         except NoRespondersError:
             return False
-        except (RequestPlaneError, NatsError, OSError, TimeoutError):
+        except (*NATS_ERRORS, RequestPlaneError):
             return True
         return True
 
@@ -347,7 +346,7 @@ class NatsMessenger:
         loop = asyncio.get_running_loop()
         for _ in range(2):
             began = loop.time()
-            with suppress(NatsError, OSError, TimeoutError):
+            with suppress(*NATS_ERRORS):
                 async with asyncio.timeout(2 * _ALIVE_S):
                     await client.flush(cast(int, _ALIVE_S))
                 return True
@@ -536,7 +535,7 @@ class NatsListener:
                 async with asyncio.timeout(_FLUSH_S):
                     await client.flush()
                     await client.flush()
-            except (NatsError, OSError, TimeoutError) as error:
+            except NATS_ERRORS as error:
                 await hang_up(client)
                 why = reason_of(error, _FLUSH_S)
                 raise RequestPlaneError(f"needs NATS, and lost {self.title}: {why}") from None
@@ -548,7 +547,7 @@ class NatsListener:
         async def received(message: Msg) -> None:
             reply = take(message.data, message.headers or {})
             if message.reply:
-                with suppress(NatsError, OSError):
+                with suppress(*NATS_ERRORS):
                     await message.respond(reply.encode())
 
         return cast("Callable[[Msg], asyncio.Future[None]]", received)
