@@ -17,7 +17,8 @@ _UNANSWERED: Final = 3
 #: Seconds between two looks at all connections.
 LOOK_S: Final = 0.5
 #: Seconds after the last sign until a probe, and between probes; the system ends a connection after
-#: so many without a response.
+#: so many without a response. Nothing proves earlier that a host is gone for good: one that runs
+#: without the process resets the connection.
 _IDLE_S: Final = 2
 _BETWEEN_S: Final = 1
 _PROBES: Final = 18
