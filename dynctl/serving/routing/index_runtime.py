@@ -92,7 +92,8 @@ class IndexRuntime:
 
     ``apply`` takes one change. ``sweep(max_blocks)`` removes blocks of lost workers; True while
     there are more. ``on_condition`` gets what streams report. ``clock``: monotonic seconds.
-    ``tasks`` runs the streams and the applying task. ``worked``: CPU seconds of this thread.
+    ``tasks`` runs the streams and the applying task. ``worked``: CPU seconds of this
+    thread; ``wall``: seconds of a clock that is never slower.
     """
 
     def __init__(
@@ -103,12 +104,14 @@ class IndexRuntime:
         clock: Callable[[], float],
         tasks: Supervisor,
         worked: Callable[[], float] = time.thread_time,
+        wall: Callable[[], float] = time.monotonic,
     ) -> None:
         self._apply = apply
         self._sweep = sweep
         self._on_condition = on_condition
         self._clock = clock
         self._worked = worked
+        self._wall = wall
         self._tasks = tasks
         self._streams: dict[tuple[int, int], _Stream] = {}
         self._waiting: deque[_Queued] = deque()
@@ -305,21 +308,23 @@ class IndexRuntime:
         waiting = self._waiting
         seconds = SLICE_S * min(_MOST_SLICES, 1 + len(waiting) // _BACKLOG)
         others = self._clock() - self._slice_ended
-        end = self._worked() + min(seconds, max(SLICE_S, others / 2))
         try:
-            return self._apply_until(end)
+            return self._apply_for(min(seconds, max(SLICE_S, others / 2)))
         finally:
             self._slice_ended = self._clock()
 
-    def _apply_until(self, end: float) -> bool:
-        """Work until the CPU time ``end``; True while there is more."""
+    def _apply_for(self, seconds: float) -> bool:
+        """Work for so many seconds of CPU; True while there is more."""
         waiting = self._waiting
+        # CPU time is never ahead of the wall clock, and reading it is a call of the system.
+        wall, worked = self._wall, self._worked
+        end, worked_end = wall() + seconds, worked() + seconds
         while waiting:
             queued = waiting.popleft()
             try:
                 for change in () if self._stale(queued) else queued.changes:
                     self._apply(change)
-                    if self._worked() >= end:
+                    if wall() >= end and worked() >= worked_end:
                         waiting.appendleft(queued)
                         return True
             except BaseException:
@@ -327,7 +332,7 @@ class IndexRuntime:
                 raise
             self._left(queued)
         while self._sweep(_SWEEP_BLOCKS):
-            if self._worked() >= end:
+            if wall() >= end and worked() >= worked_end:
                 return True
         return False
 

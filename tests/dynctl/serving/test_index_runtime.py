@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -48,6 +49,7 @@ def runtime(router: Router, step: float = 0.0, heard: list | None = None) -> Ind
         Ticking(0.0),
         Supervisor(),
         Ticking(step),
+        Ticking(1.0),
     )
 
 
@@ -235,6 +237,24 @@ def test_a_backlog_gets_more_of_a_turn():
     before = len(work._waiting)
     work._slice()
     assert before - len(work._waiting) <= 3
+
+
+def test_the_time_of_the_thread_is_not_read_before_a_slice_can_end():
+    router, worked = router_of("a"), Ticking(0.0)
+    looks = Mock(side_effect=worked)
+    work = IndexRuntime(
+        lambda change: router.apply(change, 0.0),
+        router.sweep,
+        print,
+        Ticking(0.0),
+        Supervisor(),
+        looks,
+        Ticking(0.0),
+    )
+    for number in range(100):
+        work.take(stored(1, 1, first=1 + number))
+    assert not work._slice()
+    assert looks.call_count == 1
 
 
 async def test_nothing_that_was_queued_before_unfollow_is_applied_after_it():
