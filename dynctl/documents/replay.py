@@ -178,7 +178,7 @@ class ReplayResult(msgspec.Struct, frozen=True):
 
 
 class ReplayTrace(msgspec.Struct, frozen=True):
-    """What was replayed. ``format``: mooncake, azure, recording, or a kind of workload.
+    """What was replayed. ``format``: mooncake, bailian, azure, recording, or a kind of workload.
 
     ``parameters``: of a generated workload. ``hashes``: whether its first request has ids of
     blocks; without them hit rates are unknown. ``skipped``: bad lines that were left out.

@@ -25,6 +25,36 @@ _BYTES: Final = {
 WEIGHT_BYTES: Final = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5, "int4": 0.5}
 #: Names of the number of routed experts.
 _EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts")
+#: Fields of models in which some layers have no attention -> the values with which all have it.
+_NOT_ALL_ATTENTION: Final[Mapping[str, tuple[object, ...]]] = {
+    "layer_types": ("full_attention", "attention", "sliding_attention", "chunked_attention"),
+    "layers_block_type": ("full_attention", "attention"),
+    "block_types": ("attention",),
+    "attn_type_list": (1,),
+    "full_attention_interval": (1,),
+    "attn_layer_period": (1,),
+    "attn_layer_indices": (),
+    "full_attn_idxs": (),
+    "linear_attn_config": (),
+    "hybrid_override_pattern": (),
+    "block_configs": (),
+}
+#: Fields of models in which some layers keep less, or more, than keys and values of every token.
+_NOT_EVERY_TOKEN: Final[Mapping[str, tuple[object, ...]]] = {
+    **_NOT_ALL_ATTENTION,
+    "layer_types": ("full_attention", "attention"),
+    "block_types": (),
+    "attention_chunk_size": (),
+    "cross_attention_layers": (),
+    "num_kv_shared_layers": (0,),
+    "use_cla": (False,),
+    "index_topk": (),
+}
+#: Other names of the number of KV heads, and signs that they are fewer than the heads.
+_OTHER_KV_HEADS: Final = (
+    *("num_kv_heads", "multi_query", "multi_query_attention", "multi_query_group_num"),
+    *("num_attention_groups", "num_key_value_heads_per_layer"),
+)
 #: Larger numbers are not those of a model.
 _MOST: Final = 1 << 20
 
@@ -38,25 +68,34 @@ def kv_bytes_per_token(config: Mapping[str, Any]) -> float:
     text = config.get("text_config")
     model = {**config, **text} if isinstance(text, Mapping) else config
     layers = _number(model, "num_hidden_layers")
-    for name in ("layer_types", "layers_block_type", "attn_layer_indices", "linear_attn_config"):
-        kinds = model.get(name)
-        if isinstance(kinds, list) and set(map(str, kinds)) == {"full_attention"}:
-            continue
-        if kinds is not None:
-            raise UnknownSize(f"{name}: not every layer keeps every token")
+    _refuse_layers(model, _NOT_EVERY_TOKEN, "not every layer keeps keys and values of every token")
     window = model.get("sliding_window")
     if window is not None and model.get("use_sliding_window", True) and window:
         raise UnknownSize("sliding_window: not every layer keeps every token")
     return layers * _values_per_layer(model) * _bytes_per_value(model)
 
 
+def _refuse_layers(
+    model: Mapping[str, Any], fields: Mapping[str, tuple[object, ...]], problem: str
+) -> None:
+    """Raise UnknownSize with the first field whose value, or an entry of it, is another one."""
+    for name, allowed in fields.items():
+        value = model.get(name)
+        entries = value if isinstance(value, list) and value else [value]
+        if value is not None and any(entry not in allowed for entry in entries):
+            raise UnknownSize(f"{name}: {problem}")
+
+
 def _values_per_layer(model: Mapping[str, Any]) -> int:
     if model.get("kv_lora_rank") is not None:
         return _number(model, "kv_lora_rank") + _number(model, "qk_rope_head_dim")
     heads = _number(model, "num_attention_heads")
-    shared = (
-        heads if model.get("num_key_value_heads") is None else _number(model, "num_key_value_heads")
-    )
+    if model.get("num_key_value_heads") is not None:
+        shared = _number(model, "num_key_value_heads")
+    elif other := next((name for name in _OTHER_KV_HEADS if model.get(name)), None):
+        raise UnknownSize(f"{other}: the number of KV heads is read from num_key_value_heads only")
+    else:
+        shared = heads
     size = model.get("head_dim")
     if size is None:
         return 2 * shared * (_number(model, "hidden_size") // heads)
@@ -141,6 +180,7 @@ def model_shape(config: Mapping[str, Any], quantization: object = None) -> Model
     model = {**config, **text} if isinstance(text, Mapping) else config
     stated = model.get("quantization_config", quantization)
     formats: Mapping[str, Any] = stated if isinstance(stated, Mapping) else {}
+    _refuse_layers(model, _NOT_ALL_ATTENTION, "not every layer has attention")
     weights, arithmetic = _formats(formats)
     cache = str(formats.get("kv_cache_quant_algo") or "").lower()
     hidden, layers = _number(model, "hidden_size"), _number(model, "num_hidden_layers")

@@ -1,8 +1,9 @@
 """Request traces: what simulations replay, and the readers of their files.
 
-Mooncake's JSON lines (``timestamp`` in ms, ``input_length``, ``output_length``, ``hash_ids``) and
-Azure's CSV (``TIMESTAMP,ContextTokens,GeneratedTokens``), plain or compressed with gzip. A reader
-is a stream: it holds one line at a time.
+Mooncake's JSON lines (``timestamp`` in ms, ``input_length``, ``output_length``, ``hash_ids``),
+those of Bailian (Qwen), which have a ``chat_id``, and Azure's CSV
+(``TIMESTAMP,ContextTokens,GeneratedTokens``), plain or compressed with gzip. A reader is a stream:
+it holds one line at a time.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final, Literal, cast
 
@@ -21,10 +23,12 @@ import msgspec
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import named_in_errors, open_regular, single_line
 
-TraceFormat = Literal["mooncake", "azure"]
+TraceFormat = Literal["mooncake", "bailian", "azure"]
 
 #: Tokens of a block that an id of Mooncake's published traces stands for.
 MOONCAKE_BLOCK: Final = 512
+#: The same of Bailian's.
+BAILIAN_BLOCK: Final = 16
 #: The longest line: two million tokens in blocks of 16 tokens, with long ids.
 MOST_LINE_BYTES: Final = 4 * 1024 * 1024
 #: Blank lines in a row; compressed ones cost a file almost nothing.
@@ -35,6 +39,7 @@ MOST_SECONDS: Final = 315_360_000.0
 #: Bad lines that are kept word for word.
 MOST_PROBLEMS: Final = 5
 
+_INT63: Final = (1 << 63) - 1
 _GZIP: Final = b"\x1f\x8b"
 _BOM: Final = b"\xef\xbb\xbf"
 _AZURE_HEADER: Final = "TIMESTAMP,ContextTokens,GeneratedTokens"
@@ -78,18 +83,22 @@ class SkippedLines:
 
 
 class _MooncakeLine(msgspec.Struct, gc=False):
-    """A line of Mooncake's format; fields after ``hash_ids`` are additions that may be missing."""
+    """A line of Mooncake's format, or of Bailian's, which has a ``chat_id``.
+
+    Fields after ``hash_ids`` are additions that may be missing.
+    """
 
     timestamp: float
     input_length: int
     output_length: int
     hash_ids: tuple[int, ...] | None = None
-    id: str = ""
-    model: str = ""
-    tenant: str = ""
-    session_id: str = ""
+    id: str | int | None = None
+    model: str | None = None
+    tenant: str | int | None = None
+    session_id: str | int | None = None
     priority: int = 0
-    zone: str = ""
+    zone: str | None = None
+    chat_id: str | int | None = None
 
 
 class _BadLine(ValueError):
@@ -104,7 +113,8 @@ def trace_format(path: Path) -> TraceFormat | None:
     with _open_trace(path) as lines:
         first = next((line for _, line in _numbered_lines(lines, path) if line), b"")
     if not first or first.startswith(b"{"):
-        return "mooncake"  # an empty file is an empty trace
+        # An empty file is an empty trace.
+        return "bailian" if b'"chat_id"' in first else "mooncake"
     names = first.decode("utf-8", "replace").split(",")
     return "azure" if _columns(names) is not None else None
 
@@ -112,13 +122,14 @@ def trace_format(path: Path) -> TraceFormat | None:
 def read_trace(
     path: Path,
     *,
-    block_size: int = MOONCAKE_BLOCK,
+    block_size: int | None = None,
     skipped: SkippedLines | None = None,
 ) -> Iterator[TraceRequest]:
     """The requests of a trace, one line at a time; times start where the trace has them.
 
-    ``block_size``: tokens that one id stands for. A bad line raises WireError with its number;
-    with ``skipped`` it is left out and counted there. A trace without any good line raises too.
+    ``block_size``: tokens that one id stands for; None: those of the published traces. A bad line
+    raises WireError with its number; with ``skipped`` it is left out and counted there. A trace
+    without any good line raises too.
     """
     name = str(path)
     parse = _parser(path)
@@ -155,7 +166,7 @@ def read_trace(
         raise WireError(name, problem)
 
 
-def _parser(path: Path) -> Callable[[bytes, int, int], TraceRequest | None]:
+def _parser(path: Path) -> Callable[[bytes, int, int | None], TraceRequest | None]:
     """What reads a line, its number and the block size; raises WireError for another format."""
     kind = trace_format(path)
     if kind is None:
@@ -164,7 +175,7 @@ def _parser(path: Path) -> Callable[[bytes, int, int], TraceRequest | None]:
             "not a trace; expected JSON lines with timestamp, input_length, output_length and "
             f"hash_ids, a CSV file that starts with {_AZURE_HEADER}, or a recording",
         )
-    return _mooncake if kind == "mooncake" else _Azure()
+    return _Azure() if kind == "azure" else partial(_json_line, kind == "bailian")
 
 
 def _open_trace(path: Path) -> BinaryIO:
@@ -207,22 +218,26 @@ def _numbered_lines(lines: BinaryIO, path: Path) -> Iterator[tuple[int, bytes]]:
         yield number, (line.removeprefix(_BOM) if number == 1 else line).strip()
 
 
-# -- Mooncake --------------------------------------------------------------------------------------
+# -- Mooncake and Bailian --------------------------------------------------------------------------
 
 _decode_line = msgspec.json.Decoder(_MooncakeLine).decode
 
 
-def _mooncake(line: bytes, number: int, block_size: int) -> TraceRequest:
+def _json_line(bailian: bool, line: bytes, number: int, block_size: int | None) -> TraceRequest:
     try:
         row = _decode_line(line)
     except msgspec.ValidationError as error:
         raise _BadLine(_field_problem(str(error))) from None
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise _BadLine(f"not JSON: {single_line(str(error), 100)}") from None
-    at = _time(row.timestamp / 1000.0, f"timestamp {row.timestamp:g} ms")
+    if (row.chat_id is not None) is not bailian:
+        raise _BadLine("one of this line and the first has a chat_id; expected all lines or none")
+    unit, second = ("s", 1.0) if bailian else ("ms", 1000.0)
+    block_size = block_size or (BAILIAN_BLOCK if bailian else MOONCAKE_BLOCK)
+    at = _time(row.timestamp / second, f"timestamp {row.timestamp:g} {unit}")
     tokens = _tokens("input_length", row.input_length, least=1)
     output = _tokens("output_length", row.output_length, least=0)
-    hash_ids = row.hash_ids or ()
+    hash_ids = (_chained(row.hash_ids) if bailian else row.hash_ids) or ()
     full, whole = tokens // block_size, -(-tokens // block_size)
     if hash_ids and not full <= len(hash_ids) <= whole:
         expected = f"{full:,}" if full == whole else f"{full:,} or {whole:,}"
@@ -237,18 +252,28 @@ def _mooncake(line: bytes, number: int, block_size: int) -> TraceRequest:
         )
     return TraceRequest(
         at,
-        row.id or str(number),
+        _name(row.id) or str(number),
         tokens,
         # An engine computes one token to find that there are none.
         max(1, output),
         hash_ids,
         block_size,
-        row.model,
-        row.tenant,
-        row.session_id,
+        _name(row.model),
+        _name(row.tenant),
+        _name(row.session_id),
         row.priority,
-        row.zone,
+        _name(row.zone),
     )
+
+
+def _name(value: str | int | None) -> str:
+    return "" if value is None else str(value)
+
+
+def _chained(blocks: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Ids that stand for the blocks in front of them too: those of Bailian hash one block each."""
+    chain = 0
+    return tuple(chain := hash((chain, block)) & _INT63 for block in blocks or ())
 
 
 def _field_problem(text: str) -> str:
@@ -269,7 +294,7 @@ class _Azure:
         self._columns: tuple[int, int, int] | None = None
         self._first: datetime | None = None
 
-    def __call__(self, line: bytes, number: int, block_size: int) -> TraceRequest | None:
+    def __call__(self, line: bytes, number: int, block_size: int | None) -> TraceRequest | None:
         cells = [cell.strip().strip('"') for cell in line.decode("utf-8", "replace").split(",")]
         if self._columns is None:
             self._columns = _columns(cells)
@@ -297,7 +322,9 @@ class _Azure:
                 "order of time: sort the file"
             )
         at = _time(at, f"TIMESTAMP {when}")
-        return TraceRequest(at, str(number), tokens, max(1, output), (), block_size)
+        return TraceRequest(
+            at, str(number), tokens, max(1, output), (), block_size or MOONCAKE_BLOCK
+        )
 
 
 def _columns(names: list[str]) -> tuple[int, int, int] | None:

@@ -48,7 +48,7 @@ class RequestOptions:
         Path | None,
         typer.Argument(
             metavar="TRACE",
-            help="Mooncake JSON lines, Azure CSV (both plain or .gz), or a recording.",
+            help="Mooncake or Bailian JSON lines, Azure CSV (plain or .gz), or a recording.",
             show_default=False,
         ),
     ] = None
@@ -72,7 +72,8 @@ class RequestOptions:
             metavar="N",
             min=1,
             max=65_536,
-            help="Tokens of a hash id, or of a generated block. [default: 512; generated: 16]",
+            help="Tokens of a hash id, or of a generated block. "
+            "[default: 512; Bailian, generated: 16]",
         ),
     ] = None
     speed: Annotated[

@@ -14,7 +14,7 @@ from dynctl.base.errors import UsageProblem, named_in_errors, open_regular
 from dynctl.documents.recording import Arrived, Finished, Noted
 from dynctl.documents.recording_file import MAGIC, RecordingFile
 from dynctl.simulation.replay.workloads import Workload, generate
-from dynctl.wire.traces import MOONCAKE_BLOCK, SkippedLines, TraceRequest, read_trace, trace_format
+from dynctl.wire.traces import SkippedLines, TraceRequest, read_trace, trace_format
 
 #: Tokens of a block where neither the trace nor the user specifies them.
 DEFAULT_BLOCK: Final = 16
@@ -50,7 +50,7 @@ class TraceInput:
 
     @property
     def format(self) -> str:
-        """``mooncake``, ``azure``, ``recording`` or the kind of workload. Raises WireError."""
+        """A :data:`TraceFormat`, ``recording`` or the kind of workload. Raises WireError."""
         if self.workload is not None:
             return self.workload.kind
         assert self.path is not None
@@ -99,9 +99,7 @@ class TraceInput:
         if is_recording(self.path):
             requests = self._recorded_requests(self.path)
         else:
-            requests = read_trace(
-                self.path, block_size=self.block_size or MOONCAKE_BLOCK, skipped=skipped
-            )
+            requests = read_trace(self.path, block_size=self.block_size, skipped=skipped)
         if self.model is None:
             return requests
         return (request for request in requests if request.model == self.model)

@@ -63,6 +63,13 @@ DEEPSEEK_V3 = {
         pytest.param(MIXTRAL_8X7B, 46.7, 12.9, 131_072, id="Mixtral 8x7B"),
         pytest.param(QWEN3_30B, 30.5, 3.3, 98_304, id="Qwen3 30B-A3B"),
         pytest.param(DEEPSEEK_V3, 671.0, 37.0, 70_272, id="DeepSeek V3"),
+        pytest.param(
+            {**LLAMA_8B, "layer_types": ["sliding_attention"] * 32},
+            8.03,
+            8.03,
+            131_072,
+            id="window",
+        ),
         pytest.param({"text_config": LLAMA_8B}, 8.03, 8.03, 131_072, id="nested"),
     ],
 )
@@ -121,6 +128,8 @@ def test_the_quantization_file_of_nvidias_models_is_read() -> None:
         ({**LLAMA_8B, "num_hidden_layers": "32"}, "num_hidden_layers: .* got '32'"),
         ({**LLAMA_8B, "vocab_size": -1}, "vocab_size: .* got -1"),
         ({**LLAMA_8B, "num_key_value_heads": True}, "num_key_value_heads: .* got True"),
+        ({**LLAMA_8B, "full_attention_interval": 4}, "full_attention_interval: not every layer"),
+        ({**LLAMA_8B, "layer_types": ["mamba", "attention"]}, "layer_types: not every layer"),
         ({**MIXTRAL_8X7B, "num_experts_per_tok": 9}, "num_experts_per_tok: expected 1 to 8, got 9"),
     ],
 )

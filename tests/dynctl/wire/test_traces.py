@@ -51,6 +51,28 @@ def test_a_mooncake_line_is_a_request(trace) -> None:
     ]
 
 
+def test_numbers_and_nulls_in_place_of_names_are_read(trace) -> None:
+    path = trace(line(0, id=7, session_id=12, model=None, zone=None))
+    assert list(read_trace(path)) == [
+        TraceRequest(0.0, "7", 1100, 20, (1, 2, 3), 512, session="12")
+    ]
+
+
+def test_a_bailian_trace_has_seconds_and_ids_of_single_blocks(trace) -> None:
+    def chat(at: float, blocks: list[int]) -> str:
+        return line(at, chat_id=5, parent_chat_id=-1, input_length=50, hash_ids=blocks)
+
+    path = trace(chat(1.5, [7, 7, 8]), chat(61.25, [7, 8, 7]))
+    assert trace_format(path) == "bailian"
+    first, second = read_trace(path)
+    assert (first.at, second.at, first.block_size) == (1.5, 61.25, 16)
+    # An id stands for the blocks in front of it too, as in every other trace.
+    assert first.hash_ids[0] == second.hash_ids[0]
+    assert len({*first.hash_ids, *second.hash_ids}) == 5
+    with pytest.raises(WireError, match=r"line 2: one of this line and the first has a chat_id"):
+        list(read_trace(trace(chat(1, [7, 7, 8]), line(2000))))
+
+
 def test_an_azure_trace_starts_at_0_and_has_no_hashes(tmp_path: Path) -> None:
     path = tmp_path / "azure.csv"
     path.write_text("\ufeff" + AZURE, encoding="utf-8")
