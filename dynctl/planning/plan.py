@@ -193,7 +193,7 @@ def _overall_state(rows: Sequence[DomainPlan], bounds: Sequence[StrandedBounds])
     for state in ("stranded", "unknown", "short"):
         if state in states:
             return state
-    return "ok"
+    return "ok" if rows else "unknown"
 
 
 def _may_land(fleet: PlannedFleet, cell: Cell, role: str) -> int:

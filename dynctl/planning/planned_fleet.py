@@ -118,13 +118,13 @@ def fleet_of_workers(shown: TopologyShow, workers: Iterable[WorkerRow]) -> Plann
     cells, notes = [], []
     policies: dict[str, set[str]] = defaultdict(set)
     for row in shown.rows:
+        if row.aggregated.workers:
+            name = row.value or "(none)"
+            notes.append(f"{name}: {row.aggregated.workers:,} aggregated, not counted")
+        if not row.prefill.workers + row.decode.workers:
+            continue  # a domain without hand-offs has nothing to judge
         cells.append(_cell_of_capacity(row, [ready[name] for name in row.workers if name in ready]))
         policies[row.model] |= _enforcements(row, shown.domain)
-        if row.aggregated.workers:
-            notes.append(
-                f"{row.value or '(none)'} has {row.aggregated.workers:,} aggregated workers: not "
-                "counted"
-            )
     gone = sum(row.prefill.unavailable + row.decode.unavailable for row in shown.rows)
     if gone:
         notes.append(f"{gone:,} unavailable, not counted: topology show")

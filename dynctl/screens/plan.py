@@ -52,7 +52,8 @@ def plan_columns(rows: Sequence[DomainPlan], domain: str) -> Iterator[Column[Dom
 
 def topology_plan(result: TopologyPlan, canvas: Canvas) -> str:
     if not result.rows:
-        return f"no prefill or decode workers to plan for ({result.source})\n"
+        nothing = f"no prefill or decode workers to plan for ({result.source})"
+        return canvas.paragraphs([nothing, *result.notes[:_MOST_NOTES]])
     parts = [canvas.paragraphs([_headline(result)])]
     parts.append(table(plan_columns(result.rows, result.domain), result.rows, canvas))
     parts.append(canvas.paragraphs(f"WARNING: {warning}" for warning in result.warnings))

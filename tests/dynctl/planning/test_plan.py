@@ -21,6 +21,8 @@ from dynctl.planning.planned_fleet import (
     fleet_of_manifests,
     fleet_of_workers,
 )
+from dynctl.screens.canvas import Canvas
+from dynctl.screens.plan import topology_plan as topology_plan_screen
 from tests.golden.fleets import view, worker
 from tests.kube.objects import small
 
@@ -310,6 +312,23 @@ def test_workers_are_counted_in_their_domain():
         ("a", "ok"), ("b", "stranded"), (None, "idle"),
     ]  # fmt: skip
     assert plan.warnings == []
+
+
+def test_domains_of_aggregated_workers_are_not_judged():
+    mixed = topology_plan(
+        live(
+            worker("p", "prefill", 1, zone="a", enforcement="required"),
+            worker("d", "decode", 2, zone="a"),
+            worker("agg", "aggregated", 3, zone="b"),
+        )
+    )
+    assert [(row.value, row.state) for row in mixed.rows] == [("a", "ok")]
+    assert "b: 1 aggregated, not counted" in mixed.notes
+    alone = topology_plan(live(worker("agg", "aggregated", 1, zone="b")))
+    assert (alone.rows, alone.state) == ([], "unknown")
+    assert topology_plan_screen(alone, Canvas(80)) == (
+        "no prefill or decode workers to plan for (test)\nb: 1 aggregated, not counted\n"
+    )
 
 
 def test_nodes_come_from_a_published_domain():
