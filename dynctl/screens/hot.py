@@ -6,6 +6,7 @@ from dynctl.base.quantities import percent
 from dynctl.documents.hot import HotPrefix, HotReport
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import Column, number_column, or_dash, table
+from dynctl.screens.hits import RECORD_MORE
 from dynctl.screens.numbers import data_size, plural
 
 _COLUMNS: tuple[Column[HotPrefix], ...] = (
@@ -44,7 +45,15 @@ def hot_screen(report: HotReport, canvas: Canvas) -> str:
     text = "\n".join(lines) + "\n"
     if report.prefixes:
         text += "\n" + table(_COLUMNS, report.prefixes, canvas)
+    else:
+        text += f"\n{_nothing_shared(report)}\n"
     for doubt in report.doubts:
         shown = f"{doubt.code}  {doubt.what}: {doubt.effect}"
         text += "\n" + "\n".join(canvas.paragraph(shown, first="doubt ", rest=" " * 15)) + "\n"
     return text
+
+
+def _nothing_shared(report: HotReport) -> str:
+    if report.requests:
+        return "no shared prefix is known"
+    return f"no request to compare\n{RECORD_MORE}"

@@ -19,7 +19,7 @@ from dynctl.base.signals import sigterm_like_ctrl_c
 from dynctl.documents.doubts import doubt
 from dynctl.documents.hits import HitsCause, HitsReport, best_trial
 from dynctl.documents.hot import HotReport
-from dynctl.documents.recording import NO_PROMPT_HASHES, Record
+from dynctl.documents.recording import NO_PROMPT_HASHES, Record, Start
 from dynctl.documents.recording_file import RecordingFile
 from dynctl.health.hits import Ladder, Window
 from dynctl.health.hits.hot import HotPrefixes
@@ -106,7 +106,7 @@ def of_files(files: Sequence[Path], query: HitsQuery, trace: SimulatedTrace | No
 _FILE_WAYS: Final = """
 or, without a running router:
 FILE                               a recording (dynctl record FILE) or a trace
---generate KIND                    agentic, chat, rag or batch in a simulated fleet"""
+--generate KIND                    agentic, chat, rag or batch, simulated"""
 
 
 def of_live(
@@ -146,6 +146,8 @@ def of_live(
             title = _record_dynamo(options, urls, seconds, paths[0])
         with sigterm_like_ctrl_c():  # the loop of an observer leaves SIGTERM without a handler
             report = _of_recordings([RecordingFile(path) for path in paths], query)
+            if not report.requests:
+                _expect_requests_known(msgspec.structs.replace(report, source=title), paths)
     if keep is not None:
         return msgspec.structs.replace(report, source=f"{title}, kept in {keep}")
     # What was recorded is gone when the command ends, so nothing can be replayed.
@@ -355,6 +357,19 @@ def _nothing_to_judge(report: HitsReport, opened: Sequence[RecordingFile]) -> Us
         f"{report.source}: no whole request to judge{': ' if reasons else ''}{', '.join(reasons)}",
         hint,
     )
+
+
+def _expect_requests_known(report: HitsReport, paths: Sequence[Path]) -> None:
+    """Raise UsageProblem where requests are missing because the source does not publish them."""
+    opened = [RecordingFile(path) for path in paths]
+    if any(NO_PROMPT_HASHES in reason for reason in report.skipped):
+        raise _nothing_to_judge(report, opened)
+    starts = (next(iter(file), None) for file in opened)
+    if any(isinstance(start, Start) and "decisions" not in start.complete for start in starts):
+        raise UsageProblem(
+            f"{report.source}: requests are unknown: no frontend publishes its decisions",
+            "start the frontends with --router-mode kv --router-replica-sync",
+        )
 
 
 def _numbered_records(records: RecordingFile, number: int) -> Iterator[tuple[float, int, Record]]:

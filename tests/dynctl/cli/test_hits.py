@@ -398,7 +398,40 @@ def test_the_screen_fits(width: int):
 
 
 def test_the_screen_of_nothing_says_why():
-    assert "no request to judge" in hits_screen(hits([]), Canvas(80))
+    nothing = hits_screen(hits([]), Canvas(80))
+    assert "no request to judge\nsend requests while it records, or record for longer" in nothing
+
+
+@pytest.mark.parametrize("command", ["hits", "hot"])
+def test_a_live_source_without_a_request_names_the_next_step(
+    dynctl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    def run(kinds: set[str], *more: Any) -> Any:
+        start = Start(0.0, "dynamo", "test", "1", complete=frozenset(kinds))
+
+        def record(_options: Any, _urls: Any, _seconds: int, path: Path) -> str:
+            path.write_bytes(encode_records([start, *more]))
+            return "live Dynamo"
+
+        monkeypatch.setattr("dynctl.sources.hits._record_dynamo", record)
+        place = ("--discovery", "file", "--file-kv", tmp_path)
+        return dynctl(command, "--for", "1s", *place)
+
+    silent = run({"workers"})
+    assert (silent.code, silent.out) == (2, "")
+    assert "live Dynamo: requests are unknown: no frontend publishes its decisions" in silent.err
+    assert "--router-replica-sync" in silent.err
+    idle = run({"workers", "decisions"})
+    assert idle.code == 1
+    assert "send requests while it records, or record for longer: --for 5m" in idle.out
+    split = run(
+        {"workers", "decisions"},
+        Arrived(1.0, "r", "tiny", 64, 16, asked={"not_modelled": True}),
+        Decided(1.0, "r", "tiny", (1, 0), (2, 0)),
+        Finished(2.0, "r"),
+    )
+    assert split.code == 2
+    assert "no prompt hashes of requests with a prefill hop" in " ".join(split.err.split())
 
 
 #: The caches never evict.
