@@ -98,6 +98,43 @@ def codes(context: typer.Context, incomplete: str) -> list[str]:
     return [entry.code for entry in all_codes().values() if not entry.retired]
 
 
+def trial_groups(context: typer.Context, incomplete: str) -> list[str]:
+    """The groups of `test`."""
+    from dynctl.experiments.trial import GROUPS as groups
+
+    return [group.word for group in groups]
+
+
+def policies(context: typer.Context, incomplete: str) -> list[str]:
+    """The policies of a replay, behind their label; after a comma their settings."""
+    from dynctl.simulation.replay.policies import BUILT_IN
+    from router_core import PRESETS
+
+    before = incomplete[: max(incomplete.rfind(":"), incomplete.rfind(",")) + 1]
+    words = _settings() if "," in before else [*BUILT_IN, *PRESETS]
+    return [before + word for word in words]
+
+
+def assignments(context: typer.Context, incomplete: str) -> list[str]:
+    """``setting=value`` of `--set`, and one more of each load of the live workers."""
+    return [*_settings(), *names_of("load")(context, incomplete)]
+
+
+def _settings() -> list[str]:
+    """Each setting with each of its values where they are few, else with its default."""
+    from router_core import SETTINGS
+
+    offered = []
+    for setting in SETTINGS.values():
+        words: Iterable[str] = setting.choices or [
+            "none" if setting.default is None else str(setting.default)
+        ]
+        if setting.type is bool:
+            words = ("true", "false")
+        offered += [f"{setting.name}={word}" for word in words]
+    return list(filter(_is_word, offered))
+
+
 # -- live names ------------------------------------------------------------------------------------
 
 
@@ -230,6 +267,12 @@ def _domain_values(rows: Sequence[Row], prefix: str) -> Iterable[str]:
     return (before + value for row in rows for value in row["domains"].values())
 
 
+def _loads(workers: Iterable[str]) -> Iterable[str]:
+    from dynctl.sources.dry_run import LOADS
+
+    return (f"load.{worker}.{load}=+1" for worker in workers for load in LOADS)
+
+
 def _selectors(rows: Sequence[Row], prefix: str) -> Iterable[str]:
     """``zone=zone-a``, also as the last of several, and ``zone!=zone-a`` once that is typed."""
     before = prefix[: prefix.rfind(",") + 1]
@@ -243,6 +286,7 @@ _KINDS: Final[Mapping[str, Callable[[Sequence[Row], str], Iterable[str]]]] = {
     "model": lambda rows, _: (row["model"] for row in rows),
     "worker": lambda rows, _: (row["name"] for row in rows),
     "decision": lambda rows, _: (row["id"] for row in rows),
+    "load": lambda rows, _: _loads(row["name"] for row in rows),
     "domain": lambda rows, _: (domain for row in rows for domain in row["domains"]),
     "domain-value": _domain_values,
     "selector": _selectors,

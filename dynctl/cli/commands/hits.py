@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from dynctl.base.options import GlobalOptions
+from dynctl.cli.completion import policies
 from dynctl.cli.option_groups import only_given, with_options
 from dynctl.cli.shared_options import (
     MinRate,
@@ -28,7 +29,11 @@ _TRACE_OPTIONS = only_given(
             ],
             "policy": Annotated[
                 str | None,
-                typer.Option(metavar="NAME|FILE", help="As replay --policy. [default: kv]"),
+                typer.Option(
+                    metavar="NAME|FILE",
+                    autocompletion=policies,
+                    help="As replay --policy. [default: kv]",
+                ),
             ],
             "workers": Annotated[
                 int | None, typer.Option(metavar="N", min=1, max=2000, help="Workers. [default: 8]")

@@ -10,6 +10,7 @@ import typer
 
 from dynctl.base.errors import ExitCode, UsageProblem
 from dynctl.base.options import GlobalOptions
+from dynctl.cli.completion import policies
 from dynctl.cli.option_groups import fields_of, only_given, with_options
 from dynctl.cli.shared_options import one_choice, read_as, seconds
 from dynctl.simulation.engine.config import timed_options
@@ -140,6 +141,7 @@ class RouterOptions:
         list[str] | None,
         typer.Option(
             metavar="[LABEL:]NAME|FILE[,SETTING=VALUE]",
+            autocompletion=policies,
             help="round-robin, random, least-loaded, power-of-two, approximate, kv, kv-tuned, "
             "best-pair, a preset, or a YAML or TOML file of settings (repeatable). "
             "[default: round-robin and kv]",

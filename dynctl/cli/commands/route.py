@@ -7,7 +7,7 @@ import typer
 
 from dynctl.base.errors import ExitCode, UsageProblem, file_problem
 from dynctl.base.options import GlobalOptions
-from dynctl.cli.completion import names_of
+from dynctl.cli.completion import assignments, names_of
 from dynctl.cli.shared_options import seconds
 
 #: A prompt file or stdin larger than this is a mistake.
@@ -115,6 +115,7 @@ def route(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
+            autocompletion=assignments,
             help="Change a setting or a load, for example load.WORKER.prefill_tokens=+500 "
             "(repeatable).",
         ),

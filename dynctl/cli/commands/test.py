@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dynctl.base.options import GlobalOptions
+from dynctl.cli.completion import trial_groups
 from dynctl.cli.shared_options import FailOn, Suppress, expect_level, seconds
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ def prove(
         list[str] | None,
         typer.Option(
             metavar="GROUP",
+            autocompletion=trial_groups,
             help="Only this group (repeatable): names, tokens, streams, reuse, index, isolation,"
             " topology, load, limits, change.",
         ),

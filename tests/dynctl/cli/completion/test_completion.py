@@ -17,9 +17,10 @@ import typer
 
 from dynctl.cli import completion
 from dynctl.cli.app import program
-from dynctl.cli.completion import SHELLS, names_of, words_of
+from dynctl.cli.completion import SHELLS, assignments, names_of, policies, words_of
 from dynctl.cli.given_options import options_of_line
 from dynctl.cli.table import COMMANDS
+from router_core import SETTINGS
 from tests.commands import all_commands
 from tests.docs.cli_page import find_command
 from tests.dynctl.cli.completion.conftest import ROOT, Fleet
@@ -77,6 +78,7 @@ def tab(*words: str, shell: str = "bash", code: str = "") -> subprocess.Complete
         ("selector", "z", ["zone=zone-a", "zone=zone-b"]),
         ("selector", "zone=a,role!=", ["zone=a,role!=decode", "zone=a,role!=prefill"]),
         ("selector", "none=", []),
+        ("load", "load.prefill-a0.p", ["load.prefill-a0.prefill_tokens=+1"]),
         ("taint", "", ["topology.zone=zone-a", "topology.zone=zone-b"]),
     ],
 )
@@ -245,6 +247,9 @@ def test_the_files_are_what_typer_prints(dynctl: Any, shell: str) -> None:
         ("topology verify", "--fail-on", "warn"),
         ("serve attach", "--request-plane", "nats"),
         ("replay", "--generate", "rag"),
+        ("replay", "--policy", "best-pair"),
+        ("hits", "--policy", "dynamo-0.9"),
+        ("test", "--only", "isolation"),
         ("replay", "--output", "csv"),
         ("topology render", "--kind", "ClusterTopology"),
         ("config show", "--preset", "dynamo-0.9"),
@@ -266,6 +271,18 @@ def test_values_that_are_known_are_offered(
     offered = [item.value for item in parameter.shell_complete(context, "")]
     assert kind in offered
     assert all(re.fullmatch(r"[\w.-]+", word) for word in offered)
+
+
+def test_settings_are_offered_with_values_that_they_take(fleet: Fleet) -> None:
+    context = line("--frontend", fleet.url)
+    offered = assignments(context, "")
+    assert {"router_mode=kv", "use_kv_events=false", "router_temperature=0.0"} <= {*offered}
+    assert "load.prefill-a0.decode_blocks=+1" in offered
+    for name, _, value in (word.partition("=") for word in offered):
+        if not name.startswith("load."):
+            SETTINGS[name].parse(value)
+    assert "now:kv,router_mode=round-robin" in policies(context, "now:kv,router_m")
+    assert "now:kv-tuned" in policies(context, "now:k")
 
 
 def test_new_names_are_free() -> None:
