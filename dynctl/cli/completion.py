@@ -100,9 +100,9 @@ def codes(context: typer.Context, incomplete: str) -> list[str]:
 
 def trial_groups(context: typer.Context, incomplete: str) -> list[str]:
     """The groups of `test`."""
-    from dynctl.experiments.trial import GROUPS as groups
+    from dynctl.experiments.groups.all import GROUPS
 
-    return [group.word for group in groups]
+    return [group.word for group in GROUPS]
 
 
 def policies(context: typer.Context, incomplete: str) -> list[str]:

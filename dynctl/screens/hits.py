@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Final
 
 from dynctl.base.quantities import percent
 from dynctl.documents.hits import (
     CAUSES,
+    RECORD_MORE,
     RUNGS,
     HitsBreak,
     HitsCause,
@@ -22,8 +22,6 @@ from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import Column, number_column, table
 from dynctl.screens.numbers import plural
 
-#: What to do where a live router had no request.
-RECORD_MORE: Final = "send requests while it records, or record for longer: --for 5m"
 #: Losses that are described, on narrow and on wide screens.
 _MOST_LOSSES = 3
 _MOST_LOSSES_WIDE = 6

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dynctl.base.quantities import percent
+from dynctl.documents.hits import RECORD_MORE
 from dynctl.documents.hot import HotPrefix, HotReport
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import Column, number_column, or_dash, table
-from dynctl.screens.hits import RECORD_MORE
 from dynctl.screens.numbers import data_size, plural
 
 _COLUMNS: tuple[Column[HotPrefix], ...] = (

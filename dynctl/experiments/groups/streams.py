@@ -163,7 +163,7 @@ def _frees(facts: StreamFacts) -> Outcome:
         return Skipped(f"{cancel.gauge} did not show the request while it ran")
     freed = [number for number, value in enumerate(cancel.after) if value <= cancel.before]
     if freed and freed[0] * _STEP_S <= _FREED_S:
-        return Passed(f"{cancel.gauge} fell within {(freed[0] + 1) * _STEP_S:.1f} s")
+        return Passed(f"within {(freed[0] + 1) * _STEP_S:.1f} s ({cancel.gauge})")
     if not freed and set(cancel.after) != {cancel.before + 1}:
         return Skipped(f"{cancel.gauge} changed meanwhile: others use this server")
     took = f"after {freed[0] * _STEP_S:.1f} s" if freed else f"not within {_CANCEL_LASTS_S:g} s"
