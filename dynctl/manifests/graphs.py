@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 from dynctl.base.json_fields import count, mapping, sequence, text
 from dynctl.manifests.files import Manifest
 from dynctl.manifests.pod_placement import allowed_values
+from dynctl.wire.kubernetes.objects import command_words
 from router_core import Role
 
 # -- role of a component ---------------------------------------------------------------------------
@@ -263,7 +264,7 @@ def _component(
         kind, sub = text(body.get("type")), text(body.get("subComponentType"))
         labels = dict(mapping(mapping(template.get("metadata")).get("labels")))
         hidden = bool(container.get("envFrom"))
-    words = _words(container)
+    words = command_words(container)
     role, source = role_of(name, kind.lower(), sub.lower(), words)
     return Component(
         name=name,
@@ -296,9 +297,3 @@ def _env(entries: list[Any]) -> dict[str, str | None]:
         if name:
             values[name] = None if "valueFrom" in variable else text(variable.get("value"))
     return values
-
-
-def _words(container: Mapping[str, Any]) -> tuple[str, ...]:
-    """The words of command and args; an arg can be a shell line (``sh -c "python -m ..."``)."""
-    parts = [*sequence(container.get("command")), *sequence(container.get("args"))]
-    return tuple(word for part in parts if isinstance(part, str) for word in part.split())

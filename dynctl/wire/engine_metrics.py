@@ -52,12 +52,13 @@ class EngineGauges:
 
 
 def read_engine_metrics(body: bytes, names: MetricNames) -> Mapping[int, EngineGauges]:
-    """The gauges of each rank; a line without a rank belongs to rank 0. Bad lines are skipped."""
+    """The gauges of each rank; a line without a rank belongs to rank 0. Bad lines are skipped, and
+    lines of one priority: SGLang's line with an empty priority counts all requests."""
     rows: dict[str, list[tuple[int, Sample]]] = {}
     wanted = frozenset((*names.waiting, *names.usage, *names.cache_config))
     for sample in read_samples(body, wanted, max_bytes=MAX_BYTES, strict=False):
         rank = _rank(sample.labels)
-        if rank is not None:
+        if rank is not None and not sample.labels.get("priority"):
             rows.setdefault(sample.name, []).append((rank, sample))
 
     gauges: dict[int, dict[str, Any]] = defaultdict(dict)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, Final
 
 from dynctl.base.json_fields import count, mapping, mappings, moment, sequence, text, texts
@@ -298,6 +299,18 @@ def _conditions(body: Mapping[str, Any]) -> dict[str, tuple[str, float | None]]:
     return conditions
 
 
+def command_words(container: Mapping[str, Any]) -> tuple[str, ...]:
+    """The words of command and args; an arg can be a shell script (``sh -c "python -m ..."``),
+    whose comments are left out."""
+    parts = [*sequence(container.get("command")), *sequence(container.get("args"))]
+    script = "\n".join(part.replace("\\\n", " ") for part in parts if isinstance(part, str))
+    return tuple(
+        word
+        for line in script.splitlines()
+        for word in takewhile(lambda word: not word.startswith("#"), line.split())
+    )
+
+
 def _container(body: Mapping[str, Any], status: Mapping[str, Any]) -> Container:
     state, last = mapping(status.get("state")), mapping(status.get("lastState"))
     ended = mapping(state.get("terminated")) or mapping(last.get("terminated"))
@@ -306,14 +319,13 @@ def _container(body: Mapping[str, Any], status: Mapping[str, Any]) -> Container:
         for entry in mappings(body.get("env"))
     }
     env.pop("", None)
-    parts = [*sequence(body.get("command")), *sequence(body.get("args"))]
     ports = mappings(body.get("ports"))
     return Container(
         name=text(body.get("name")),
         image=text(body.get("image")),
         env=env,
         env_from=bool(body.get("envFrom")),
-        words=tuple(word for part in parts if isinstance(part, str) for word in part.split()),
+        words=command_words(body),
         mounts=tuple(map(_mount, mappings(body.get("volumeMounts")))),
         ports={text(port.get("name")): count(port.get("containerPort")) for port in ports},
         ready=status.get("ready") is True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,20 @@ def test_both_versions_are_the_same_components(data: bytes):
 )
 def test_role_lookup_order(name, kind, sub, words, expected):
     assert role_of(name, kind, sub, words) == expected
+
+
+@pytest.mark.parametrize(
+    ("script", "role"),
+    [
+        ("exec worker \\\n  --disaggregation-mode \\\n  decode", "decode"),
+        ("# not here: --is-prefill-worker\nexec worker --is-decode-worker # prefill", "decode"),
+        ("exec worker \\\n  # --is-prefill-worker\n", None),
+    ],
+)
+def test_a_script_is_read_as_a_shell_does(script: str, role: str | None):
+    data = BETA.replace(b"[--disaggregation-mode, prefill]", json.dumps([script]).encode())
+    [graph] = graphs_of(parse_manifests(data, "f.yaml"))
+    assert graph.components[1].role == role
 
 
 def _affinity(*terms):

@@ -52,6 +52,15 @@ def test_sglang():
     assert found[0].used_blocks(64) == 32
 
 
+def test_the_queue_of_one_priority_is_not_that_of_the_engine():
+    lines = b"""\
+sglang:num_queue_reqs{priority="",tp_rank="0"} 7.0
+sglang:num_queue_reqs{priority="-1",tp_rank="0"} 5.0
+sglang:num_queue_reqs{priority="10",tp_rank="0"} 2.0
+"""
+    assert read_engine_metrics(lines, METRIC_NAMES) == {0: EngineGauges(waiting=7)}
+
+
 @pytest.mark.parametrize(
     "line",
     [
