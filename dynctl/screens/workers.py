@@ -30,7 +30,7 @@ def worker_columns(workers: Sequence[WorkerRow]) -> list[Column[WorkerRow]]:
     domains = _domains(workers)
     columns: list[Column[WorkerRow]] = [
         Column("name", "NAME", lambda w: w.name, name=True),
-        Column("role", "ROLE", lambda w: w.role),
+        Column("role", "ROLE", lambda w: w.role, form=or_dash),
     ]
     for index, domain in enumerate(domains):
         columns.append(_domain_column(domain, 1 if index == 0 else 9))

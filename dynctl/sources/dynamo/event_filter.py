@@ -20,7 +20,8 @@ from router_core import Worker
 
 WAYS = """name where the workers are registered:
 --discovery file --file-kv DIR                (or DYN_FILE_KV)
---discovery etcd --etcd-endpoints HOST:2379   (or ETCD_ENDPOINTS)"""
+--discovery etcd --etcd-endpoints HOST:2379   (or ETCD_ENDPOINTS)
+of dynctl's frontend, workers list has each worker's INDEX and CACHED"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,6 +151,7 @@ class FrontendSource:
         Where one frontend fails, those before it remove a worker that they did not have."""
         name = str(body["name"])
         known = [{row.name: row for row in client.workers()} for client in self.clients]
+        _expect_new_engine(name, str(body["url"]), known)
         row = next((rows[name] for rows in known if name in rows), None)
         done: list[FrontendClient] = []
         for client, rows in zip(self.clients, known, strict=True):
@@ -277,6 +278,17 @@ class FrontendSource:
             except Unreachable as error:
                 last = error
         raise last if last is not None else Unreachable("no frontend is set")
+
+
+def _expect_new_engine(name: str, url: str, fleets: Sequence[Mapping[str, WorkerRow]]) -> None:
+    """Raise UsageProblem where another worker has the engine: as two it would count twice."""
+    for row in (row for rows in fleets for row in rows.values()):
+        if row.name != name and (row.endpoint or "").rstrip("/") == url.rstrip("/"):
+            raise UsageProblem(
+                f"{url} is the engine of worker {row.name}; a second worker would count it twice",
+                f"add name={row.name} to replace that worker, or first: dynctl workers remove "
+                f"{row.name}",
+            )
 
 
 def _running(answers: Sequence[Sequence[WorkerRow]], name: str, *, shared: bool) -> int:

@@ -143,6 +143,7 @@ def test_what_it_cannot_follow_is_a_usage_problem(dynctl, monkeypatch, line, err
     ran = dynctl("events", "tail", *line)
     assert (ran.code, ran.out) == (2, "")
     assert error in ran.err
+    assert ("workers list has each worker's INDEX" in ran.err) is ("--file-kv" not in line)
 
 
 def started(store: Path, *more: str) -> Program:

@@ -311,7 +311,11 @@ def restore(dynctl: Any, demo: DemoFleet) -> None:
 def test_a_worker_is_added_and_removed(dynctl: Any, demo: DemoFleet) -> None:
     rows = dynctl("workers", "list", "--frontend", demo.url, "-o", "json").json["workers"]
     url = next(row["endpoint"] for row in rows if row["name"] == "decode-a0")
-    spec = f"{url},name=decode-a9,zone=zone-a,role=decode"
+    ran = dynctl("workers", "add", f"{url}/,name=decode-a9", "--frontend", demo.url, "--dry-run")
+    assert (ran.code, ran.out) == (2, "")
+    assert f"{url}/ is the engine of worker decode-a0; a second worker" in flat(ran.err)
+    # Under another name of this host the engine is not recognized.
+    spec = f"{url.replace('127.0.0.1', 'localhost')},name=decode-a9,zone=zone-a,role=decode"
     ran = dynctl("workers", "add", spec, "--frontend", demo.url)
     assert (ran.code, ran.err) == (0, "")
     assert ran.out == (

@@ -52,6 +52,12 @@ def test_the_index_of_an_engine_that_hangs_is_not_called_current():
         assert "current" not in text
 
 
+def test_an_unknown_role_is_a_dash():
+    (row,) = view([worker("a", "aggregated", 2)]).workers()
+    text = worker_list(WorkerList("test", [replace(row, role="")]), Canvas())
+    assert text.splitlines()[1].split()[:2] == ["a", "-"]
+
+
 def test_other_routers_are_named_below_the_workers():
     replicas = [
         ReplicaRow("http://a:8000", "01", None, "in step", 0.31, 12, 0, 1),
