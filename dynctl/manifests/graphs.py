@@ -19,7 +19,7 @@ from router_core import Role
 # -- role of a component ---------------------------------------------------------------------------
 
 
-RoleSource = Literal["type", "sub-type", "arguments", "name", "nothing"]
+RoleSource = Literal["type", "sub-type", "arguments", "name", "encoder", "nothing"]
 
 DISAGGREGATED: Final = {"prefill": Role.PREFILL, "decode": Role.DECODE}
 _MODES: Final = {
@@ -37,7 +37,7 @@ def role_of(
 ) -> tuple[Role | None, RoleSource]:
     """The role of a worker component and its source; ``kind`` and ``sub_type`` in lower case.
 
-    The name is the least reliable source.
+    The name is the least reliable source. An encoder has none of the roles.
     """
     if kind in DISAGGREGATED:
         return DISAGGREGATED[kind], "type"
@@ -45,6 +45,8 @@ def role_of(
         return None, "nothing"
     if sub_type in DISAGGREGATED:
         return DISAGGREGATED[sub_type], "sub-type"
+    if sub_type == "encode" or is_encoder_command(words):
+        return None, "encoder"
     from_arguments = _from_words(words)
     if from_arguments is not None:
         return from_arguments, "arguments"
@@ -52,6 +54,12 @@ def role_of(
     if ("prefill" in lower) != ("decode" in lower):
         return (Role.PREFILL if "prefill" in lower else Role.DECODE), "name"
     return None, "nothing"
+
+
+def is_encoder_command(words: Sequence[str]) -> bool:
+    """Whether a command line starts a worker that encodes images for other workers."""
+    mode = option(words, "--disaggregation-mode")
+    return mode == "encode" or any(word.endswith("encode-worker") for word in words)
 
 
 def option(words: Sequence[str], name: str) -> str | None:
@@ -148,6 +156,11 @@ class Graph:
     def worker_pods(self) -> int:
         """The number of worker pods in its spec."""
         return sum(component.pods for component in self.workers)
+
+    @property
+    def inference_workers(self) -> tuple[Component, ...]:
+        """The workers without encoders."""
+        return tuple(worker for worker in self.workers if worker.role_source != "encoder")
 
     def of_role(self, role: Role) -> tuple[Component, ...]:
         return tuple(worker for worker in self.workers if worker.role == role)

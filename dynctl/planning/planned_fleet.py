@@ -334,6 +334,8 @@ class _ManifestCount:
         name, role = component.name, component.role
         if role == "aggregated":
             self.notes.append(f"{graph.name}: {name} is aggregated: not counted")
+        elif component.role_source == "encoder":
+            self.notes.append(f"{graph.name}: {name} is an encoder: not counted")
         elif role is None:
             self.notes.append(
                 f"{graph.name}: the role of {name} ({component.path}) is unknown: not counted; "

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from dynctl.manifests.graphs import is_encoder_command
 from dynctl.verify.graph_policy import GraphPolicy
 from dynctl.wire.kubernetes.names import (
     CLUSTER_TOPOLOGY_ANNOTATION,
@@ -233,9 +234,7 @@ def is_encoder(pod: Pod) -> bool:
     """Whether the pod encodes images for other workers: such a worker may have no model card."""
     names = (pod.labels.get(label, "") for label in (COMPONENT_LABEL, SUB_COMPONENT_TYPE_LABEL))
     words = () if pod.main is None else pod.main.words
-    return any("encode" in name.lower() for name in names) or any(
-        word == "encode" or word.endswith("encode-worker") for word in words
-    )
+    return any("encode" in name.lower() for name in names) or is_encoder_command(words)
 
 
 def replica_of(pod: Pod) -> str:

@@ -128,7 +128,7 @@ def pinned(facts: LintFacts, graph: Graph) -> Pinned | None:
         return None
     counts: dict[str, dict[str, int]] = {"prefill": {}, "decode": {}}
     loose, unknown = [], []
-    for worker in graph.workers:
+    for worker in graph.inference_workers:
         if not worker.replicas or worker.role == "aggregated":
             continue
         if worker.role is None:

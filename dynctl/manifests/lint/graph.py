@@ -168,7 +168,7 @@ def _no_workers(facts: LintFacts) -> str:
 
 def _is_split(graph: Graph) -> bool:
     """Whether a graph has prefill or decode workers, and the role of each worker is known."""
-    roles = {worker.role for worker in graph.workers}
+    roles = {worker.role for worker in graph.inference_workers}
     return None not in roles and bool(roles & _SPLIT)
 
 
@@ -208,7 +208,7 @@ def _roles_specified(facts: LintFacts) -> Outcome:
     def all_of() -> Iterator[Found]:
         for graph in facts.governed:
             known = {worker.role for worker in graph.workers} & {"prefill", "decode"}
-            for worker in graph.workers:
+            for worker in graph.inference_workers:
                 how = ""
                 if worker.role_source == "name":
                     how = f"the role {worker.role} is only in its name"

@@ -91,6 +91,9 @@ def test_both_versions_are_the_same_components(data: bytes):
         ("VllmDecodeWorker", "worker", "", [], ("decode", "name")),
         ("prefill-decode", "worker", "", [], (None, "nothing")),
         ("x", "worker", "", ["--disaggregation-mode"], (None, "nothing")),
+        ("x", "worker", "encode", [], (None, "encoder")),
+        ("decode", "worker", "", ["--disaggregation-mode=encode"], (None, "encoder")),
+        ("prefill", "worker", "", ["--multimodal-encode-worker"], (None, "encoder")),
     ],
 )
 def test_role_lookup_order(name, kind, sub, words, expected):

@@ -237,6 +237,7 @@ def test_components_that_are_not_counted_are_noted():
         part("Both", "worker", 3, "az-1"),
         part("MyDecode", "worker", 3, "az-1"),
         part("Nowhere", "decode", 3, "az-1"),
+        part("Eyes", "worker", 1, subComponentType="encode"),
     )
     nowhere = document["spec"]["components"][2]["podTemplate"]["spec"]
     nowhere["nodeSelector"] = {"topology.kubernetes.io/zone": "az-2"}
@@ -244,6 +245,7 @@ def test_components_that_are_not_counted_are_noted():
     assert counted(found) == {"az-1": (0, 3)}
     notes = "\n".join(found.notes)
     assert "the role of Both (spec.components[0]) is unknown: not counted" in notes
+    assert "g: Eyes is an encoder: not counted" in notes
     assert "the role of MyDecode, decode, is taken from its name" in notes
     assert "selectors of Nowhere contradict each other" in notes
     assert "g.yaml#2: Service s is not a DynamoGraphDeployment: skipped" in notes
