@@ -74,6 +74,21 @@ class Bench:
             bounds=bounds,
         )
 
+    @contextlib.asynccontextmanager
+    async def following(self, *, bounds=PATIENT, block_size=2, **options):
+        """A publisher of these options, and a follower that is subscribed to it."""
+        publisher = self.publisher(**options)
+        follower = self.follower(publisher, bounds=bounds, block_size=block_size)
+        async with running(follower.run()):
+            await publisher.subscribed()
+            yield publisher, follower
+
+    async def deliver(self, publisher, *seqs):
+        """Send a batch of each number, and wait until the last one has arrived."""
+        for seq in seqs:
+            await publisher.send(seq, batch(seq))
+        await self.recorder.until_seq(seqs[-1])
+
 
 @pytest.fixture(params=[(), (b"kv-events",)], ids=["old framing", "vLLM 0.32"])
 async def bench(request):
@@ -87,13 +102,8 @@ async def bench(request):
 
 
 async def test_batches_arrive_in_order_as_index_events(bench):
-    publisher = bench.publisher()
-    follower = bench.follower(publisher)
-    async with running(follower.run()):
-        await publisher.subscribed()
-        for seq in range(3):
-            await publisher.send(seq, batch(seq))
-        await bench.recorder.until_seq(2)
+    async with bench.following() as (publisher, follower):
+        await bench.deliver(publisher, 0, 1, 2)
     assert bench.recorder.seqs == [0, 1, 2]
     assert bench.recorder.codes == ["STREAM_CONNECTED"]
     update = bench.recorder.values[-1]
@@ -120,10 +130,7 @@ async def test_captured_stream_of_a_real_mock_worker(bench):
         for row in rows
         if row["publisher"] == "port-18558"
     ]
-    publisher = bench.publisher()
-    follower = bench.follower(publisher, block_size=16)
-    async with running(follower.run()):
-        await publisher.subscribed()
+    async with bench.following(block_size=16) as (publisher, follower):
         for message in frames:
             await publisher.raw(*message)
         await bench.recorder.until_seq(decode_message(frames[-1])[1])
@@ -149,11 +156,8 @@ async def test_what_was_cached_before_we_came_is_replayed_without_live_traffic(b
 
 
 async def test_first_batch_above_zero_is_a_gap(bench):
-    publisher = bench.publisher()
-    async with running(bench.follower(publisher).run()):
-        await publisher.subscribed()
-        await publisher.send(3, batch(3))
-        await bench.recorder.until_seq(3)
+    async with bench.following() as (publisher, _):
+        await bench.deliver(publisher, 3)
     lost = bench.recorder.condition("EVENTS_LOST")
     assert lost.details == {"first": 0, "count": 3}
     assert list(lost.changes()) == [IndexMarked(7, 0, "gapped", 3)]
@@ -161,17 +165,11 @@ async def test_first_batch_above_zero_is_a_gap(bench):
 
 @pytest.mark.seed("router-guide: events: gaps and replay")
 async def test_gap_is_healed_from_the_first_missing_batch(bench):
-    publisher = bench.publisher(replay=True)
-    follower = bench.follower(publisher)
-    async with running(follower.run()):
-        await publisher.subscribed()
-        await publisher.send(0, batch(0))
-        await bench.recorder.until_seq(0)
+    async with bench.following(replay=True) as (publisher, follower):
+        await bench.deliver(publisher, 0)
         publisher.keep(1, batch(1))
         publisher.keep(2, batch(2))
-        await publisher.send(3, batch(3))
-        await publisher.send(4, batch(4))
-        await bench.recorder.until_seq(4)
+        await bench.deliver(publisher, 3, 4)
     assert bench.recorder.seqs == [0, 1, 2, 3, 4]
     assert 1 in publisher.asked
     assert bench.recorder.codes == ["STREAM_CONNECTED"]
@@ -180,33 +178,22 @@ async def test_gap_is_healed_from_the_first_missing_batch(bench):
 
 
 async def test_gap_that_replay_heals_in_part(bench):
-    publisher = bench.publisher(replay=True)
-    follower = bench.follower(publisher)
-    async with running(follower.run()):
-        await publisher.subscribed()
-        await publisher.send(0, batch(0))
-        await bench.recorder.until_seq(0)
+    async with bench.following(replay=True) as (publisher, follower):
+        await bench.deliver(publisher, 0)
         publisher.keep(3, batch(3))
-        await publisher.send(4, batch(4))
-        await bench.recorder.until_seq(4)
+        await bench.deliver(publisher, 4)
     assert bench.recorder.seqs == [0, 3, 4]
     assert bench.recorder.condition("EVENTS_LOST").details == {"first": 1, "count": 2}
     assert (follower.state().lost, follower.state().missing) == (2, 2)
 
 
 async def test_gap_without_replay_is_lost_until_the_engine_clears_its_cache(bench):
-    publisher = bench.publisher()
-    follower = bench.follower(publisher)
-    async with running(follower.run()):
-        await publisher.subscribed()
-        await publisher.send(0, batch(0))
-        await publisher.send(3, batch(3))
-        await bench.recorder.until_seq(3)
+    async with bench.following() as (publisher, follower):
+        await bench.deliver(publisher, 0, 3)
         assert bench.recorder.seqs == [0, 3]
         assert bench.recorder.condition("EVENTS_LOST").missing == 2
         assert follower.state().missing == 2
-        await publisher.send(5, batch(5))
-        await bench.recorder.until_seq(5)
+        await bench.deliver(publisher, 5)
         assert follower.state().missing == 3
         await publisher.send(6, batch(6, CLEARED))
         await bench.recorder.until_code("INDEX_CURRENT")
@@ -216,12 +203,9 @@ async def test_gap_without_replay_is_lost_until_the_engine_clears_its_cache(benc
 
 
 async def test_batch_lost_at_the_end_is_found_while_idle(bench):
-    publisher = bench.publisher(replay=True)
-    follower = bench.follower(publisher, bounds=StreamBounds(idle_check=0.05))
-    async with running(follower.run()):
-        await publisher.subscribed()
-        await publisher.send(0, batch(0))
-        await bench.recorder.until_seq(0)
+    bounds = StreamBounds(idle_check=0.05)
+    async with bench.following(replay=True, bounds=bounds) as (publisher, follower):
+        await bench.deliver(publisher, 0)
         publisher.keep(1, batch(1))
         await bench.recorder.until_seq(1)
     assert bench.recorder.seqs == [0, 1]
@@ -230,13 +214,8 @@ async def test_batch_lost_at_the_end_is_found_while_idle(bench):
 
 @pytest.mark.parametrize("replay", [False, True])
 async def test_sequence_that_starts_again_clears_the_index_first(bench, replay):
-    publisher = bench.publisher(replay=replay)
-    follower = bench.follower(publisher)
-    async with running(follower.run()):
-        await publisher.subscribed()
-        for seq in range(3):
-            await publisher.send(seq, batch(seq))
-        await bench.recorder.until_seq(2)
+    async with bench.following(replay=replay) as (publisher, follower):
+        await bench.deliver(publisher, 0, 1, 2)
         publisher.kept.clear()
         await publisher.send(0, batch(0, life=1))
         await bench.recorder.until_seq(0, times=2)
@@ -252,10 +231,7 @@ async def test_sequence_that_starts_again_clears_the_index_first(bench, replay):
 
 
 async def test_restart_of_a_gapped_stream_is_whole_again(bench):
-    publisher = bench.publisher()
-    follower = bench.follower(publisher)
-    async with running(follower.run()):
-        await publisher.subscribed()
+    async with bench.following() as (publisher, follower):
         await publisher.send(2, batch(2))
         await publisher.send(0, batch(0, life=1))
         await bench.recorder.until_seq(0)
@@ -275,13 +251,8 @@ async def reborn(bench, publisher, **options):
 
 
 async def test_new_process_that_has_counted_past_us_is_noticed(bench):
-    publisher = bench.publisher(replay=True)
-    follower = bench.follower(publisher)
-    async with running(follower.run()):
-        await publisher.subscribed()
-        await publisher.send(0, batch(0))
-        await publisher.send(1, batch(1))
-        await bench.recorder.until_seq(1)
+    async with bench.following(replay=True) as (publisher, follower):
+        await bench.deliver(publisher, 0, 1)
         second = await reborn(bench, publisher)
         for seq in range(6):
             second.keep(seq, batch(seq, life=1))
@@ -294,11 +265,8 @@ async def test_new_process_that_has_counted_past_us_is_noticed(bench):
 
 
 async def test_new_process_that_says_nothing_is_noticed(bench):
-    publisher = bench.publisher(replay=True)
-    async with running(bench.follower(publisher).run()):
-        await publisher.subscribed()
-        await publisher.send(0, batch(0))
-        await bench.recorder.until_seq(0)
+    async with bench.following(replay=True) as (publisher, _):
+        await bench.deliver(publisher, 0)
         await reborn(bench, publisher)
         await bench.recorder.until_code("ENGINE_RESTARTED")
     assert bench.recorder.seqs == [0]
@@ -306,13 +274,8 @@ async def test_new_process_that_says_nothing_is_noticed(bench):
 
 
 async def test_same_process_after_a_broken_connection_keeps_its_index(bench):
-    publisher = bench.publisher(replay=True)
-    follower = bench.follower(publisher)
-    async with running(follower.run()):
-        await publisher.subscribed()
-        await publisher.send(0, batch(0))
-        await publisher.send(1, batch(1))
-        await bench.recorder.until_seq(1)
+    async with bench.following(replay=True) as (publisher, follower):
+        await bench.deliver(publisher, 0, 1)
         second = await reborn(bench, publisher)
         second.kept = publisher.kept  # the same history: only the connection was lost
         second.keep(2, batch(2))
@@ -322,12 +285,8 @@ async def test_same_process_after_a_broken_connection_keeps_its_index(bench):
 
 
 async def test_hole_after_a_broken_connection_without_replay_counts_as_restart(bench):
-    publisher = bench.publisher()
-    follower = bench.follower(publisher)
-    async with running(follower.run()):
-        await publisher.subscribed()
-        await publisher.send(0, batch(0))
-        await bench.recorder.until_seq(0)
+    async with bench.following() as (publisher, _follower):
+        await bench.deliver(publisher, 0)
         second = await reborn(bench, publisher)
         await second.subscribed()
         await second.send(9, batch(9, life=1))
@@ -337,12 +296,8 @@ async def test_hole_after_a_broken_connection_without_replay_counts_as_restart(b
 
 
 async def test_going_back_after_a_broken_connection_is_a_restart_whatever_the_clock_says(bench):
-    publisher = bench.publisher()
-    follower = bench.follower(publisher)
-    async with running(follower.run()):
-        await publisher.subscribed()
-        await publisher.send(1000, batch(1000))
-        await bench.recorder.until_seq(1000)
+    async with bench.following() as (publisher, follower):
+        await bench.deliver(publisher, 1000)
         second = await reborn(bench, publisher)
         await second.subscribed()
         await second.send(0, batch(0))  # its clock is behind the old process's
@@ -351,10 +306,7 @@ async def test_going_back_after_a_broken_connection_is_a_restart_whatever_the_cl
 
 
 async def test_the_expected_number_after_a_broken_connection_proves_nothing(bench):
-    publisher = bench.publisher()
-    follower = bench.follower(publisher)
-    async with running(follower.run()):
-        await publisher.subscribed()
+    async with bench.following() as (publisher, follower):
         await publisher.send(0, batch(0))
         await publisher.send(1, batch(1, dp_rank=3))
         await bench.recorder.until_seq(1)
@@ -381,14 +333,9 @@ async def test_the_expected_number_after_a_broken_connection_proves_nothing(benc
 
 @pytest.mark.parametrize("same", [True, False])
 async def test_a_later_answer_of_the_replay_socket_shows_which_process_it_is(bench, same):
-    publisher = bench.publisher(replay=True)
     bounds = StreamBounds(replay_wait=0.05, idle_check=0.05)
-    follower = bench.follower(publisher, bounds=bounds)
-    async with running(follower.run()):
-        await publisher.subscribed()
-        await publisher.send(0, batch(0))
-        await publisher.send(1, batch(1))
-        await bench.recorder.until_seq(1)
+    async with bench.following(replay=True, bounds=bounds) as (publisher, follower):
+        await bench.deliver(publisher, 0, 1)
         second = await reborn(bench, publisher, silent=True)
         second.kept = {n: encode_batch(batch(n, life=0 if same else 1)) for n in range(2)}
         await second.subscribed()
@@ -405,39 +352,24 @@ async def test_a_later_answer_of_the_replay_socket_shows_which_process_it_is(ben
 
 
 async def test_duplicate_is_applied_once(bench):
-    publisher = bench.publisher()
-    follower = bench.follower(publisher)
-    async with running(follower.run()):
-        await publisher.subscribed()
-        for seq in (0, 1, 1, 0, 2):
-            await publisher.send(seq, batch(seq))
-        await bench.recorder.until_seq(2)
+    async with bench.following() as (publisher, follower):
+        await bench.deliver(publisher, 0, 1, 1, 0, 2)
     assert bench.recorder.seqs == [0, 1, 2]
     assert follower.state().duplicates == 2
 
 
 async def test_batch_that_overtook_another_is_not_undone_by_it(bench):
-    publisher = bench.publisher()
-    follower = bench.follower(publisher)
-    async with running(follower.run()):
-        await publisher.subscribed()
-        for seq in (0, 2, 1, 3):
-            await publisher.send(seq, batch(seq))
-        await bench.recorder.until_seq(3)
+    async with bench.following() as (publisher, follower):
+        await bench.deliver(publisher, 0, 2, 1, 3)
     assert bench.recorder.seqs == [0, 2, 3]
     state = follower.state()
     assert (state.late, state.lost, state.restarts) == (1, 1, 0)
 
 
 async def test_reordered_batches_are_put_in_order_where_replay_is_there(bench):
-    publisher = bench.publisher(replay=True)
-    follower = bench.follower(publisher)
-    async with running(follower.run()):
-        await publisher.subscribed()
+    async with bench.following(replay=True) as (publisher, follower):
         publisher.keep(1, batch(1))
-        for seq in (0, 2, 1, 3):
-            await publisher.send(seq, batch(seq))
-        await bench.recorder.until_seq(3)
+        await bench.deliver(publisher, 0, 2, 1, 3)
     assert bench.recorder.seqs == [0, 1, 2, 3]
     assert (follower.state().lost, follower.state().restarts) == (0, 0)
 
@@ -446,14 +378,10 @@ async def test_reordered_batches_are_put_in_order_where_replay_is_there(bench):
     "junk", [b"\xc1", encode_batch(batch(1))[:-3], b"\x92\xa1x\x90", b"\x91" * 5000]
 )
 async def test_unreadable_batch_is_lost_and_the_stream_goes_on(bench, junk):
-    publisher = bench.publisher()
-    follower = bench.follower(publisher)
-    async with running(follower.run()):
-        await publisher.subscribed()
+    async with bench.following() as (publisher, follower):
         await publisher.send(0, batch(0))
         await publisher.send(1, junk)
-        await publisher.send(2, batch(2))
-        await bench.recorder.until_seq(2)
+        await bench.deliver(publisher, 2)
     assert bench.recorder.seqs == [0, 2]
     assert bench.recorder.condition("MALFORMED_BATCH").details == {"seq": 1}
     assert bench.recorder.condition("EVENTS_LOST").details == {"first": 1, "count": 1}
@@ -461,27 +389,20 @@ async def test_unreadable_batch_is_lost_and_the_stream_goes_on(bench, junk):
 
 
 async def test_unreadable_messages_are_counted_and_told_once(bench):
-    publisher = bench.publisher()
-    follower = bench.follower(publisher)
-    async with running(follower.run()):
-        await publisher.subscribed()
+    async with bench.following() as (publisher, follower):
         await publisher.raw(b"", b"short", encode_batch(batch(0)))
         await publisher.raw(b"", encode_seq(0))
         await publisher.raw(b"", b"\xff" * 8, b"")
-        await publisher.send(0, batch(0))
-        await bench.recorder.until_seq(0)
+        await bench.deliver(publisher, 0)
     assert bench.recorder.codes.count("MALFORMED_MESSAGE") == 1
     assert follower.state().malformed == 3
 
 
 async def test_batch_over_the_bound_is_refused(bench):
-    publisher = bench.publisher()
-    follower = bench.follower(publisher, bounds=StreamBounds(batch=BatchLimits(payload_bytes=500)))
-    async with running(follower.run()):
-        await publisher.subscribed()
+    bounds = StreamBounds(batch=BatchLimits(payload_bytes=500))
+    async with bench.following(bounds=bounds) as (publisher, _follower):
         await publisher.send(0, batch(0, *[stored(n) for n in range(12)]))
-        await publisher.send(1, batch(1))
-        await bench.recorder.until_seq(1)
+        await bench.deliver(publisher, 1)
     assert "at most 500 bytes" in bench.recorder.condition("MALFORMED_BATCH").message
 
 
@@ -494,8 +415,7 @@ async def test_message_over_the_limit_of_the_socket_does_not_end_the_stream(benc
         for life in range(3):
             await publisher.subscribed()
             first = 3 * life
-            await publisher.send(first, batch(first))
-            await bench.recorder.until_seq(first)
+            await bench.deliver(publisher, first)
             publisher.keep(first + 1, batch(first + 1))  # lost on the wire
             bench.now += 5.0
             await publisher.raw(b"", encode_seq(first + 2), b"x" * 10_000)
@@ -503,8 +423,7 @@ async def test_message_over_the_limit_of_the_socket_does_not_end_the_stream(benc
             await bench.recorder.until_code("STREAM_DISCONNECTED", life + 1)
             assert follower.state().for_s == 0.0
         await publisher.subscribed()
-        await publisher.send(9, batch(9))
-        await bench.recorder.until_seq(9)
+        await bench.deliver(publisher, 9)
         bench.now += 7.0
         state = follower.state()
         assert (state.connected, state.for_s) == (True, 7.0)
@@ -514,23 +433,18 @@ async def test_message_over_the_limit_of_the_socket_does_not_end_the_stream(benc
 
 
 async def test_more_bytes_than_may_wait_close_the_connection_and_it_is_opened_again(bench):
-    publisher = bench.publisher(replay=True)
-    follower = bench.follower(publisher, bounds=StreamBounds(idle_check=600.0, queue_bytes=20_000))
-    async with running(follower.run()):
-        await publisher.subscribed()
-        await publisher.send(0, batch(0))
-        await bench.recorder.until_seq(0)
+    bounds = StreamBounds(idle_check=600.0, queue_bytes=20_000)
+    async with bench.following(replay=True, bounds=bounds) as (publisher, follower):
+        await bench.deliver(publisher, 0)
         publisher.keep(1, batch(1))
         await publisher.raw(b"", encode_seq(1), b"x" * 30_000)
         await bench.recorder.until_code("EVENTS_OVERFLOW")
         await bench.recorder.until_code("STREAM_DISCONNECTED")
         await publisher.subscribed()
-        await publisher.send(2, batch(2))
-        await bench.recorder.until_seq(2)
+        await bench.deliver(publisher, 2)
         assert follower.state().missing == 0
         bench.now += 11.0
-        await publisher.send(3, batch(3))
-        await bench.recorder.until_seq(3)
+        await bench.deliver(publisher, 3)
         await bench.recorder.until_code("EVENTS_KEPT_UP")
     assert bench.recorder.seqs == [0, 1, 2, 3]
     assert "20,000 bytes" in bench.recorder.condition("EVENTS_OVERFLOW").message
@@ -608,10 +522,8 @@ async def test_what_waits_while_the_reader_waits_has_the_same_bound(bench):
 
 
 async def test_the_ranks_of_one_stream_have_a_bound(bench):
-    publisher = bench.publisher()
-    follower = bench.follower(publisher, bounds=StreamBounds(idle_check=600.0, ranks=3))
-    async with running(follower.run()):
-        await publisher.subscribed()
+    bounds = StreamBounds(idle_check=600.0, ranks=3)
+    async with bench.following(bounds=bounds) as (publisher, follower):
         for seq in range(8):
             await publisher.send(seq, batch(seq, dp_rank=seq))
         await publisher.send(8, batch(8, dp_rank=1))
@@ -622,22 +534,16 @@ async def test_the_ranks_of_one_stream_have_a_bound(bench):
 
 
 async def test_replay_that_never_answers_costs_one_wait_and_is_left_alone(bench):
-    publisher = bench.publisher(replay=True, silent=True)
     bounds = StreamBounds(replay_wait=0.05, replay_pause=30.0, idle_check=600.0)
-    follower = bench.follower(publisher, bounds=bounds)
-    async with running(follower.run()):
-        await publisher.subscribed()
+    async with bench.following(replay=True, silent=True, bounds=bounds) as (publisher, follower):
         await bench.recorder.until_code("REPLAY_UNAVAILABLE")
-        await publisher.send(2, batch(2))
-        await bench.recorder.until_seq(2)
-        await publisher.send(5, batch(5))
-        await bench.recorder.until_seq(5)
+        await bench.deliver(publisher, 2)
+        await bench.deliver(publisher, 5)
         assert publisher.asked == [0]
         publisher.silent = False
         bench.now += 31.0
         publisher.keep(6, batch(6))
-        await publisher.send(7, batch(7))
-        await bench.recorder.until_seq(7)
+        await bench.deliver(publisher, 7)
     assert bench.recorder.seqs == [2, 5, 6, 7]
     assert publisher.asked == [0, 6]
     assert follower.state().lost == 4
@@ -649,8 +555,7 @@ async def test_replay_that_answers_nonsense(bench):
     publisher.garbled = True
     async with running(bench.follower(publisher).run()):
         await publisher.subscribed()
-        await publisher.send(1, batch(1))
-        await bench.recorder.until_seq(1)
+        await bench.deliver(publisher, 1)
     assert "expected 8 bytes" in bench.recorder.condition("REPLAY_UNAVAILABLE").message
     assert bench.recorder.condition("EVENTS_LOST").details == {"first": 0, "count": 1}
 
@@ -711,10 +616,7 @@ async def test_replay_with_a_hole_inside_is_asked_again(bench):
 
 
 async def test_wrong_block_size_is_told_once_with_both_sizes(bench):
-    publisher = bench.publisher()
-    follower = bench.follower(publisher, block_size=16)
-    async with running(follower.run()):
-        await publisher.subscribed()
+    async with bench.following(block_size=16) as (publisher, follower):
         await publisher.send(0, batch(0))
         await publisher.send(1, batch(1))
         await publisher.send(2, batch(2, stored(2), stored(3, block_size=16)))
@@ -728,9 +630,7 @@ async def test_wrong_block_size_is_told_once_with_both_sizes(bench):
 
 
 async def test_rank_in_the_batch_wins_and_a_restart_clears_every_rank(bench):
-    publisher = bench.publisher()
-    async with running(bench.follower(publisher).run()):
-        await publisher.subscribed()
+    async with bench.following() as (publisher, _):
         await publisher.send(0, batch(0))
         await publisher.send(1, batch(1, dp_rank=3))
         await publisher.send(0, batch(0, life=1))
@@ -748,8 +648,7 @@ async def test_engine_that_comes_up_after_us(bench):
         assert not follower.state().connected
         publisher = bench.publisher(endpoint=first.endpoint)
         await publisher.subscribed()
-        await publisher.send(0, batch(0))
-        await bench.recorder.until_seq(0)
+        await bench.deliver(publisher, 0)
         assert follower.state().connected
     assert follower.state().restarts == 0
 
@@ -836,10 +735,7 @@ def reads(bench) -> list[bool]:
 
 async def test_the_index_is_read_when_the_replay_socket_answered(bench):
     """Before, what the engine cached earlier may be missing; an empty answer is an answer."""
-    publisher = bench.publisher(replay=True)
-    follower = bench.follower(publisher)
-    async with running(follower.run()):
-        await publisher.subscribed()
+    async with bench.following(replay=True) as (_publisher, _follower):
         await until(lambda: reads(bench) == [True])
     assert IndexConnected(7, 0, True, recovering=False) in [
         change for value in bench.recorder.values for change in value.changes()
@@ -847,14 +743,10 @@ async def test_the_index_is_read_when_the_replay_socket_answered(bench):
 
 
 async def test_without_a_replay_socket_the_first_batch_shows_whether_anything_is_missing(bench):
-    publisher = bench.publisher()
-    follower = bench.follower(publisher)
-    async with running(follower.run()):
-        await publisher.subscribed()
+    async with bench.following() as (publisher, _follower):
         await bench.recorder.until_code("STREAM_CONNECTED")
         assert reads(bench) == []
-        await publisher.send(0, batch(0))
-        await bench.recorder.until_seq(0)
+        await bench.deliver(publisher, 0)
     assert reads(bench) == [True]
 
 
