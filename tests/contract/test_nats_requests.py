@@ -5,8 +5,9 @@ import contextlib
 import shutil
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nats.aio.client import Client
@@ -19,35 +20,61 @@ from dynctl.adapters.ports import PlaneInterrupted, RequestPlaneError
 from dynctl.base.errors import Unreachable
 from tests.contract.certificates import Authority
 from tests.contract.nats_accounts import NatsAccounts
-from tests.contract.nats_server import end_without_report, nats_server
+from tests.contract.nats_server import NatsServer, end_without_report, nats_server
 from tests.waiting import patience, until
 
 
-async def test_a_request_reaches_its_subject_and_the_reply_comes_back(tmp_path: Path) -> None:
-    async with nats_server(tmp_path) as server:
-        worker = Client()
-        await worker.connect(f"nats://{server.address}")
-        heard: list[tuple[bytes, dict[str, str]]] = []
+@contextlib.asynccontextmanager
+async def messenger_of(
+    server: NatsServer, auth: NatsAuth | None = None, **options: Any
+) -> AsyncIterator[NatsMessenger]:
+    """What sends requests over the server."""
+    messenger = NatsMessenger(f"nats://{server.address}", auth, **options)
+    try:
+        yield messenger
+    finally:
+        await messenger.close()
 
-        async def accept(message: Msg) -> None:
-            heard.append((message.data, dict(message.headers or {})))
-            await message.respond(b"" if message.data == b"yes" else b"no such endpoint")
 
-        await worker.subscribe("dynamo_backend.generate-1", cb=accept)
+@contextlib.asynccontextmanager
+async def worker_at(
+    server: NatsServer, subject: str, accept: Callable[[Msg], Awaitable[None]], **options: Any
+) -> AsyncIterator[None]:
+    """A worker that gets the requests of the subject."""
+    worker = Client()
+    await worker.connect(f"nats://{server.address}", **options)
+    try:
+        await worker.subscribe(subject, cb=accept)
         await worker.flush()
-        messenger = NatsMessenger(f"nats://{server.address}")
-        try:
-            assert await messenger.local_host() == "127.0.0.1"
-            sent = ("dynamo_backend.generate-1", b"yes", {"request-id": "r"}, 5.0)
-            assert await messenger.request(*sent) == b""
-            sent = ("dynamo_backend.generate-1", b"other", {"request-id": "r"}, 5.0)
-            assert await messenger.request(*sent) == b"no such endpoint"
-            assert heard[0] == (b"yes", {"request-id": "r"})
-            with pytest.raises(RequestPlaneError, match="does not listen at absent"):
-                await messenger.request("absent", b"", {}, 5.0)
-        finally:
-            await messenger.close()
-            await worker.close()
+        yield
+    finally:
+        await worker.close()
+
+
+async def answer(message: Msg) -> None:
+    await message.respond(b"heard")
+
+
+async def test_a_request_reaches_its_subject_and_the_reply_comes_back(tmp_path: Path) -> None:
+    heard: list[tuple[bytes, dict[str, str]]] = []
+    subject = "dynamo_backend.generate-1"
+
+    async def accept(message: Msg) -> None:
+        heard.append((message.data, dict(message.headers or {})))
+        await message.respond(b"" if message.data == b"yes" else b"no such endpoint")
+
+    async with (
+        nats_server(tmp_path) as server,
+        worker_at(server, subject, accept),
+        messenger_of(server) as messenger,
+    ):
+        assert await messenger.local_host() == "127.0.0.1"
+        sent = ({"request-id": "r"}, 5.0)
+        assert await messenger.request(subject, b"yes", *sent) == b""
+        assert await messenger.request(subject, b"other", *sent) == b"no such endpoint"
+        assert heard[0] == (b"yes", {"request-id": "r"})
+        with pytest.raises(RequestPlaneError, match="does not listen at absent"):
+            await messenger.request("absent", b"", {}, 5.0)
 
 
 async def test_a_server_that_is_not_reachable_is_named_with_the_reason() -> None:
@@ -103,30 +130,29 @@ async def test_a_server_that_stops_responding_is_the_problem_and_not_the_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problems: list[str | None] = []
-    async with nats_server(tmp_path) as server:
-        messenger = NatsMessenger(f"nats://{server.address}", report=problems.append)
-        try:
-            await messenger.local_host()
-            with server.frozen():
-                with pytest.raises(RequestPlaneError, match="needs NATS, which does not") as caught:
-                    await messenger.request("any", b"", {}, 0.1)
-                assert caught.value.kind == "plane"
-                assert "needs NATS" in (problems[-1] or "")
-            # Without another request.
-            await until(lambda: problems[-1] is None)
-            await server.kill()
-            await until(lambda: "connection refused" in (problems[-1] or ""))
-            await server.start()
-            await until(lambda: problems[-1] is None)
-            with pytest.raises(RequestPlaneError, match="does not listen at any yet") as caught:
-                await messenger.request("any", b"", {}, patience(5.0))
-            assert caught.value.kind == "plane", "its worker may be on its way back"
-            monkeypatch.setattr(requests, "RETURN_S", 0.0)
-            with pytest.raises(RequestPlaneError, match="does not listen at any") as caught:
-                await messenger.request("any", b"", {}, patience(5.0))
-            assert caught.value.kind == "connect"
-        finally:
-            await messenger.close()
+    async with (
+        nats_server(tmp_path) as server,
+        messenger_of(server, report=problems.append) as messenger,
+    ):
+        await messenger.local_host()
+        with server.frozen():
+            with pytest.raises(RequestPlaneError, match="needs NATS, which does not") as caught:
+                await messenger.request("any", b"", {}, 0.1)
+            assert caught.value.kind == "plane"
+            assert "needs NATS" in (problems[-1] or "")
+        # Without another request.
+        await until(lambda: problems[-1] is None)
+        await server.kill()
+        await until(lambda: "connection refused" in (problems[-1] or ""))
+        await server.start()
+        await until(lambda: problems[-1] is None)
+        with pytest.raises(RequestPlaneError, match="does not listen at any yet") as caught:
+            await messenger.request("any", b"", {}, patience(5.0))
+        assert caught.value.kind == "plane", "its worker may be on its way back"
+        monkeypatch.setattr(requests, "RETURN_S", 0.0)
+        with pytest.raises(RequestPlaneError, match="does not listen at any") as caught:
+            await messenger.request("any", b"", {}, patience(5.0))
+        assert caught.value.kind == "connect"
 
 
 async def test_a_connection_that_ended_just_now_is_not_the_workers_fault(
@@ -147,145 +173,111 @@ async def test_a_connection_that_ended_just_now_is_not_the_workers_fault(
 
 async def test_a_server_that_is_silent_is_noticed_without_a_request(tmp_path: Path) -> None:
     problems: list[str | None] = []
-    async with nats_server(tmp_path) as server:
-        messenger = NatsMessenger(f"nats://{server.address}", report=problems.append)
-        try:
-            await messenger.local_host()
-            with server.frozen():
-                await until(lambda: "does not respond" in str(problems[-1:]))
-            await until(lambda: problems[-1] is None)
-        finally:
-            await messenger.close()
+    async with (
+        nats_server(tmp_path) as server,
+        messenger_of(server, report=problems.append) as messenger,
+    ):
+        await messenger.local_host()
+        with server.frozen():
+            await until(lambda: "does not respond" in str(problems[-1:]))
+        await until(lambda: problems[-1] is None)
 
 
 async def test_a_request_waits_for_a_worker_that_comes_back_after_us(tmp_path: Path) -> None:
     """All connect again by themselves, and a worker that is later is not to blame."""
-
-    async def answer(message: Msg) -> None:
-        await message.respond(b"heard")
-
-    async with nats_server(tmp_path) as server:
-        messenger = NatsMessenger(f"nats://{server.address}", report=lambda problem: None)
-        worker = Client()
-        try:
-            await messenger.local_host()
-            await server.kill()
-            asked = asyncio.create_task(messenger.request("late", b"", {}, patience(5.0)))
-            await asyncio.sleep(0.2)
-            assert not asked.done(), "it waits for the server too"
-            await server.start()
-            await until(lambda: messenger._open.is_set())
-            await asyncio.sleep(0.2)
-            await worker.connect(f"nats://{server.address}")
-            await worker.subscribe("late", cb=answer)
+    async with (
+        nats_server(tmp_path) as server,
+        messenger_of(server, report=lambda problem: None) as messenger,
+    ):
+        await messenger.local_host()
+        await server.kill()
+        asked = asyncio.create_task(messenger.request("late", b"", {}, patience(5.0)))
+        await asyncio.sleep(0.2)
+        assert not asked.done(), "it waits for the server too"
+        await server.start()
+        await until(lambda: messenger._open.is_set())
+        await asyncio.sleep(0.2)
+        async with worker_at(server, "late", answer):
             assert await asked == b"heard"
-        finally:
-            await worker.close()
-            await messenger.close()
 
 
 async def test_a_request_waits_briefly_for_a_worker_that_lost_its_own_server(
     tmp_path: Path,
 ) -> None:
-    async def answer(message: Msg) -> None:
-        await message.respond(b"heard")
-
-    async with nats_server(tmp_path) as server:
-        messenger, worker = NatsMessenger(f"nats://{server.address}"), Client()
-        try:
-            await messenger.local_host()
-            await worker.connect(f"nats://{server.address}")
-            asked = asyncio.create_task(messenger.request("back", b"", {}, patience(5.0)))
-            await asyncio.sleep(0.05)
-            assert not asked.done()
-            await worker.subscribe("back", cb=answer)
-            await worker.flush()
+    async with nats_server(tmp_path) as server, messenger_of(server) as messenger:
+        await messenger.local_host()
+        asked = asyncio.create_task(messenger.request("back", b"", {}, patience(5.0)))
+        await asyncio.sleep(0.05)
+        assert not asked.done()
+        async with worker_at(server, "back", answer):
             assert await asked == b"heard"
-        finally:
-            await worker.close()
-            await messenger.close()
 
 
 async def test_a_request_ends_when_its_connection_ends(tmp_path: Path) -> None:
     """Not after its whole time."""
-    async with nats_server(tmp_path) as server:
-        worker = Client()
-        await worker.connect(f"nats://{server.address}", allow_reconnect=False)
-        heard = asyncio.Event()
+    heard = asyncio.Event()
 
-        async def keep(_message: Msg) -> None:
-            heard.set()
+    async def keep(_message: Msg) -> None:
+        heard.set()
 
-        await worker.subscribe("slow", cb=keep)
-        await worker.flush()
-        messenger = NatsMessenger(f"nats://{server.address}")
-        try:
-            async with asyncio.timeout(patience(30)):
-                asked = asyncio.create_task(messenger.request("slow", b"", {}, 3600.0))
-                await heard.wait()
-                await server.kill()
-                with pytest.raises(PlaneInterrupted) as caught:
-                    await asked
-            assert caught.value.kind == "plane"
-        finally:
-            await messenger.close()
-            await worker.close()
+    async with (
+        nats_server(tmp_path) as server,
+        worker_at(server, "slow", keep, allow_reconnect=False),
+        messenger_of(server) as messenger,
+        asyncio.timeout(patience(30)),
+    ):
+        asked = asyncio.create_task(messenger.request("slow", b"", {}, 3600.0))
+        await heard.wait()
+        await server.kill()
+        with pytest.raises(PlaneInterrupted) as caught:
+            await asked
+        assert caught.value.kind == "plane"
 
 
 async def test_a_request_ends_with_its_connection_where_the_library_does_not_report_the_end(
     tmp_path: Path,
 ) -> None:
     """The next request finds it closed, and connects again."""
+    heard = asyncio.Event()
 
     async def keep(_message: Msg) -> None:
         heard.set()
 
-    heard = asyncio.Event()
-    async with nats_server(tmp_path) as server:
-        worker = Client()
-        await worker.connect(f"nats://{server.address}")
-        await worker.subscribe("slow", cb=keep)
-        await worker.flush()
-        messenger = NatsMessenger(f"nats://{server.address}")
+    async with (
+        nats_server(tmp_path) as server,
+        worker_at(server, "slow", keep),
+        messenger_of(server) as messenger,
+        asyncio.timeout(patience(30)),
+    ):
         client = await messenger.connected()
-        try:
-            async with asyncio.timeout(patience(30)):
-                asked = asyncio.create_task(messenger.request("slow", b"", {}, 3600.0))
-                await heard.wait()
-                await end_without_report(client)
-                assert await messenger.connected() is not client
-                with pytest.raises(PlaneInterrupted) as caught:
-                    await asked
-            assert caught.value.kind == "plane"
-        finally:
-            await messenger.close()
-            await worker.close()
+        asked = asyncio.create_task(messenger.request("slow", b"", {}, 3600.0))
+        await heard.wait()
+        await end_without_report(client)
+        assert await messenger.connected() is not client
+        with pytest.raises(PlaneInterrupted) as caught:
+            await asked
+        assert caught.value.kind == "plane"
 
 
 async def test_a_process_that_stood_still_blames_no_worker(tmp_path: Path) -> None:
-    async with nats_server(tmp_path) as server:
-        worker = Client()
-        await worker.connect(f"nats://{server.address}")
-        heard = asyncio.Event()
+    heard = asyncio.Event()
 
-        async def keep(_message: Msg) -> None:
-            heard.set()
+    async def keep(_message: Msg) -> None:
+        heard.set()
 
-        await worker.subscribe("slow", cb=keep)
-        await worker.flush()
-        messenger = NatsMessenger(f"nats://{server.address}")
-        try:
-            asked = asyncio.create_task(messenger.request("slow", b"", {}, 1.0))
-            await heard.wait()
-            time.sleep(2.0)  # noqa: ASYNC251 - as a stopped process does
-            with pytest.raises(PlaneInterrupted, match="this process stood still"):
-                await asked
-            with pytest.raises(RequestPlaneError, match="did not accept") as caught:
-                await messenger.request("slow", b"", {}, 0.2)
-            assert caught.value.kind == "timeout"
-        finally:
-            await messenger.close()
-            await worker.close()
+    async with (
+        nats_server(tmp_path) as server,
+        worker_at(server, "slow", keep),
+        messenger_of(server) as messenger,
+    ):
+        asked = asyncio.create_task(messenger.request("slow", b"", {}, 1.0))
+        await heard.wait()
+        time.sleep(2.0)  # noqa: ASYNC251 - as a stopped process does
+        with pytest.raises(PlaneInterrupted, match="this process stood still"):
+            await asked
+        with pytest.raises(RequestPlaneError, match="did not accept") as caught:
+            await messenger.request("slow", b"", {}, 0.2)
+        assert caught.value.kind == "timeout"
 
 
 async def test_expired_credentials_are_named_and_those_of_the_new_file_are_used(
@@ -295,16 +287,15 @@ async def test_expired_credentials_are_named_and_those_of_the_new_file_are_used(
     accounts.write(file, seconds=2)
     problems: list[str | None] = []
     auth = NatsAuth(credentials_file=str(file))
-    async with nats_server(tmp_path, accounts.config) as server:
-        messenger = NatsMessenger(f"nats://{server.address}", auth, report=problems.append)
-        try:
-            await messenger.connected()
-            await until(lambda: f"NATS_AUTH_CREDENTIALS_FILE {file}" in str(problems))
-            accounts.write(file)
-            await until(lambda: problems[-1] is None)
-            await messenger.connected()
-        finally:
-            await messenger.close()
+    async with (
+        nats_server(tmp_path, accounts.config) as server,
+        messenger_of(server, auth, report=problems.append) as messenger,
+    ):
+        await messenger.connected()
+        await until(lambda: f"NATS_AUTH_CREDENTIALS_FILE {file}" in str(problems))
+        accounts.write(file)
+        await until(lambda: problems[-1] is None)
+        await messenger.connected()
 
 
 async def test_a_certificate_of_another_authority_is_named_with_our_file(tmp_path: Path) -> None:
@@ -366,14 +357,13 @@ async def test_a_permission_that_is_missing_is_named_and_blames_no_worker(
 
 
 async def test_a_request_that_is_too_large_for_the_server_is_named(tmp_path: Path) -> None:
-    async with nats_server(tmp_path, "max_payload: 1000") as server:
-        messenger = NatsMessenger(f"nats://{server.address}")
-        try:
-            with pytest.raises(RequestPlaneError, match=r"2,000 bytes, over .* 1,000") as caught:
-                await messenger.request("any", bytes(2000), {}, patience(5.0))
-            assert caught.value.kind == "size"
-        finally:
-            await messenger.close()
+    async with (
+        nats_server(tmp_path, "max_payload: 1000") as server,
+        messenger_of(server) as messenger,
+    ):
+        with pytest.raises(RequestPlaneError, match=r"2,000 bytes, over .* 1,000") as caught:
+            await messenger.request("any", bytes(2000), {}, patience(5.0))
+        assert caught.value.kind == "size"
 
 
 async def test_a_listener_gets_the_requests_of_its_subjects(tmp_path: Path) -> None:
