@@ -61,7 +61,10 @@ def only_given(
 def with_options(
     **groups: OptionGroup,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Put the options of each group where the command has the parameter of this name."""
+    """Put the options of each group where the command has the parameter of this name.
+
+    Another command may call it without some of them, which have their defaults then.
+    """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         keyword = inspect.Parameter.KEYWORD_ONLY
@@ -78,7 +81,10 @@ def with_options(
         @functools.wraps(function)
         def command(*positional: Any, **arguments: Any) -> Any:
             for name, group in groups.items():
-                values = {option: arguments.pop(option) for option in group.options}
+                values = {
+                    option: arguments.pop(option, default)
+                    for option, (_, default) in group.options.items()
+                }
                 arguments[name] = group.collect(values)
             return function(*positional, **arguments)
 

@@ -1,49 +1,73 @@
 """`dynctl decisions list`, `tail` and `compare`."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dynctl.base.options import GlobalOptions
 from dynctl.cli.completion import names_of
+from dynctl.cli.option_groups import fields_of, with_options
 from dynctl.cli.shared_options import Duration, Limit, MinRate, NoHeaders
 
 if TYPE_CHECKING:
     from dynctl.sources.query import DecisionQuery
     from dynctl.sources.source import LiveSource
 
-Refused = Annotated[bool, typer.Option("--refused", help="Only refusals.")]
-Outcome = Annotated[
-    str | None,
-    typer.Option(
-        "--outcome",
-        metavar="STATE",
-        help="Only requests that ended so: complete, failed, cut (in mid-stream), cancelled, "
-        "refused; or running, retried, unknown.",
-    ),
-]
-Moved = Annotated[
-    bool, typer.Option("--moved", help="Only decisions that missing decode workers moved.")
-]
-Model = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Only this model.", autocompletion=names_of("model")),
-]
-Zone = Annotated[
-    str | None,
-    typer.Option(
-        metavar="VALUE",
-        help="Only decisions for workers of this zone (or rack, ..): zone-a, or rack=r1.",
-    ),
-]
-Worker = Annotated[
-    str | None,
-    typer.Option(
-        metavar="ID",
-        autocompletion=names_of("worker"),
-        help="Only this worker: name or id, or its unique end.",
-    ),
-]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilterOptions:
+    """Which decisions are shown."""
+
+    refused: Annotated[bool, typer.Option("--refused", help="Only refusals.")] = False
+    outcome: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STATE",
+            help="Only requests that ended so: complete, failed, cut (in mid-stream), cancelled, "
+            "refused; or running, retried, unknown.",
+        ),
+    ] = None
+    moved: Annotated[
+        bool, typer.Option("--moved", help="Only decisions that missing decode workers moved.")
+    ] = False
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Only this model.", autocompletion=names_of("model")),
+    ] = None
+    zone: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VALUE",
+            help="Only decisions for workers of this zone (or rack, ..): zone-a, or rack=r1.",
+        ),
+    ] = None
+    worker: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID",
+            autocompletion=names_of("worker"),
+            help="Only this worker: name or id, or its unique end.",
+        ),
+    ] = None
+
+    def query(self, limit: int) -> "DecisionQuery":
+        """At most ``limit`` of the decisions, of any worker. Raises UsageProblem."""
+        from dynctl.base.errors import UsageProblem
+        from dynctl.documents.decisions import RESPONSE_STATES
+        from dynctl.sources.query import DecisionQuery
+
+        outcome = self.outcome
+        if outcome is not None and outcome not in RESPONSE_STATES:
+            known = ", ".join(RESPONSE_STATES)
+            raise UsageProblem(f"--outcome {outcome}: expected one of {known}")
+        if self.refused and outcome not in (None, "refused"):
+            raise UsageProblem(f"--refused and --outcome {outcome}: expected one of them")
+        return DecisionQuery(
+            limit, self.refused, self.moved, self.model, self.zone, response=outcome
+        )
+
+
 FrontendLog = Annotated[
     str | None,
     typer.Option(
@@ -54,14 +78,11 @@ FrontendLog = Annotated[
 ]
 
 
+@with_options(filters=fields_of(FilterOptions))
 def list_decisions(
     options: GlobalOptions,
-    refused: Refused = False,
-    outcome: Outcome = None,
-    moved: Moved = False,
-    model: Model = None,
-    zone: Zone = None,
-    worker: Worker = None,
+    *,
+    filters: FilterOptions,
     limit: Annotated[
         int, typer.Option(metavar="N", min=1, max=1000, help="The last N decisions.")
     ] = 20,
@@ -80,18 +101,15 @@ def list_decisions(
     from dynctl.screens.decisions import decision_report
     from dynctl.screens.render import emit
     from dynctl.sources.connect import connect_live
-    from dynctl.sources.query import DecisionQuery
     from dynctl.top.run import silent_logs
 
-    query = DecisionQuery(
-        limit, refused, moved, model, zone, response=_response_state(outcome, refused=refused)
-    )
+    query = filters.query(limit)
     source = connect_live(options, frontend_log)
 
     async def read() -> DecisionReport:
         async with source:
             await source.settle()
-            chosen = await _with_worker(source, query, worker)
+            chosen = await _with_worker(source, query, filters.worker)
             async with aclosing(source.follow_decisions(chosen)) as pages:
                 return await anext(pages)
 
@@ -107,14 +125,11 @@ def list_decisions(
     return 0
 
 
+@with_options(filters=fields_of(FilterOptions))
 def tail_decisions(
     options: GlobalOptions,
-    refused: Refused = False,
-    outcome: Outcome = None,
-    moved: Moved = False,
-    model: Model = None,
-    zone: Zone = None,
-    worker: Worker = None,
+    *,
+    filters: FilterOptions,
     last: Annotated[
         int, typer.Option("--tail", metavar="N", min=0, max=1000, help="Begin with the last N.")
     ] = 10,
@@ -132,11 +147,9 @@ def tail_decisions(
 
     from dynctl.screens.decisions import DecisionStream
     from dynctl.sources.connect import connect_live
-    from dynctl.sources.query import DecisionQuery
     from dynctl.top.run import silent_logs
 
-    state = _response_state(outcome, refused=refused)
-    query = DecisionQuery(max(1, last), refused, moved, model, zone, response=state)
+    query = filters.query(max(1, last))
     stream = DecisionStream(options, limit=limit, headings=not no_headers)
     source = connect_live(options, frontend_log)
 
@@ -144,7 +157,7 @@ def tail_decisions(
         async with source:
             await source.settle()
             workers = (await source.snapshot()).workers
-            chosen = await _with_worker(source, query, worker)
+            chosen = await _with_worker(source, query, filters.worker)
             async with aclosing(source.follow_decisions(chosen)) as pages:
                 await stream.show(pages, workers, last, duration)
 
@@ -178,21 +191,6 @@ def compare_decisions(
     report = audit(options, "choice", duration=duration, log=frontend_log)
     emit(report, options)
     return ExitCode.YES if report.passes(min_rate) else ExitCode.NO
-
-
-def _response_state(outcome: str | None, *, refused: bool) -> str | None:
-    """The state that ``--outcome`` names. Raises UsageProblem."""
-    from dynctl.base.errors import UsageProblem
-    from dynctl.documents.decisions import RESPONSE_STATES
-
-    if outcome is None:
-        return None
-    if outcome not in RESPONSE_STATES:
-        known = ", ".join(RESPONSE_STATES)
-        raise UsageProblem(f"--outcome {outcome}: expected one of {known}")
-    if refused and outcome != "refused":
-        raise UsageProblem(f"--refused and --outcome {outcome}: expected one of them")
-    return outcome
 
 
 async def _with_worker(

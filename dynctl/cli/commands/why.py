@@ -41,7 +41,7 @@ def why(
     if last and decision is not None:
         raise UsageProblem(f"{decision} and --last: expected one of them")
     if decision is None and not last:
-        return list_decisions(options)
+        return int(list_decisions(options))
     saved: Any = None
     wanted = decision
     file = None if decision is None else Path(decision)
