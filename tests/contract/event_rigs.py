@@ -4,7 +4,6 @@ A rig hides how a message gets onto its plane. Envelopes are sent as they are, s
 choose every number.
 """
 
-import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -26,9 +25,8 @@ from dynctl.wire.dynamo.discovery import (
 from dynctl.wire.dynamo.events import Envelope, encode_envelope, encode_zmq_frames
 from dynctl.wire.dynamo.payload import PayloadLimits
 from tests.contract.nats_server import NatsServer
-from tests.contract.zmq_publisher import PATIENCE, ScriptedPublisher
+from tests.contract.zmq_publisher import Collected, ScriptedPublisher
 from tests.memory_planes import MemoryEventPlane
-from tests.waiting import patience
 
 SCOPE = EndpointId("dynamo", "backend", "generate")
 LIMITS = PayloadLimits(payload_bytes=2000)  # small, so that a test can pass it
@@ -48,16 +46,12 @@ def envelope(
     return Envelope(publisher, sequence, time, topic, payload or b"message %d" % sequence)
 
 
-class Recorder:
-    """Collects a channel's values and waits for what must come."""
+class Recorder(Collected[ChannelValue]):
+    """The values of a channel."""
 
-    def __init__(self) -> None:
-        self.values: list[ChannelValue] = []
-        self._arrived = asyncio.Event()
-
-    def __call__(self, value: ChannelValue) -> None:
-        self.values.append(value)
-        self._arrived.set()
+    @property
+    def shown(self) -> str:
+        return f"{self.numbers} and {self.codes}"
 
     @property
     def numbers(self) -> list[int]:
@@ -80,15 +74,6 @@ class Recorder:
 
     async def until_code(self, code: str, times: int = 1) -> None:
         await self.until(lambda: self.codes.count(code) >= times, f"{code} x{times}")
-
-    async def until(self, reached: Callable[[], bool], what: str) -> None:
-        try:
-            async with asyncio.timeout(patience(PATIENCE)):
-                while not reached():
-                    self._arrived.clear()
-                    await self._arrived.wait()
-        except TimeoutError:
-            raise AssertionError(f"no {what}; got {self.numbers} and {self.codes}") from None
 
 
 class Rig(Protocol):

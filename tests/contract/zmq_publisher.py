@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Generic, TypeVar
 
 import zmq
 import zmq.asyncio
@@ -21,6 +22,7 @@ from dynctl.wire.vllm_events import (
 )
 from tests.waiting import patience
 
+Value = TypeVar("Value")
 PATIENCE = 20.0  # seconds before a test gives up; no test passes by waiting for it
 
 
@@ -139,16 +141,37 @@ def _bind(socket: zmq.asyncio.Socket, endpoint: str) -> None:
             return
 
 
-class Recorder:
-    """Collects a stream's values and waits for what must come."""
+class Collected(Generic[Value]):
+    """Collects values and waits for what must come. ``shown``: what a failure shows of them."""
 
     def __init__(self) -> None:
-        self.values: list[StreamValue] = []
+        self.values: list[Value] = []
         self._arrived = asyncio.Event()
 
-    def __call__(self, value: StreamValue) -> None:
+    def __call__(self, value: Value) -> None:
         self.values.append(value)
         self._arrived.set()
+
+    @property
+    def shown(self) -> str:
+        raise NotImplementedError
+
+    async def until(self, reached: Callable[[], bool], what: str) -> None:
+        try:
+            async with asyncio.timeout(patience(PATIENCE)):
+                while not reached():
+                    self._arrived.clear()
+                    await self._arrived.wait()
+        except TimeoutError:
+            raise AssertionError(f"no {what}; got {self.shown}") from None
+
+
+class Recorder(Collected[StreamValue]):
+    """The values of a stream."""
+
+    @property
+    def shown(self) -> str:
+        return f"{self.seqs} and {self.codes}"
 
     @property
     def seqs(self) -> list[int]:
@@ -163,19 +186,10 @@ class Recorder:
         return found
 
     async def until_seq(self, seq: int, times: int = 1) -> None:
-        await self._until(lambda: self.seqs.count(seq) >= times, f"update {seq} x{times}")
+        await self.until(lambda: self.seqs.count(seq) >= times, f"update {seq} x{times}")
 
     async def until_code(self, code: str, times: int = 1) -> None:
-        await self._until(lambda: self.codes.count(code) >= times, f"condition {code} x{times}")
-
-    async def _until(self, reached, what: str) -> None:
-        try:
-            async with asyncio.timeout(patience(PATIENCE)):
-                while not reached():
-                    self._arrived.clear()
-                    await self._arrived.wait()
-        except TimeoutError:
-            raise AssertionError(f"no {what}; got {self.seqs} and {self.codes}") from None
+        await self.until(lambda: self.codes.count(code) >= times, f"condition {code} x{times}")
 
 
 @contextlib.asynccontextmanager
