@@ -46,8 +46,14 @@ class YamlTooLarge(YamlError):
 
 
 def read_yaml_file(path: Path, *, most_bytes: int = MOST_BYTES, strict: bool = True) -> Any:
-    """The document of a file, None if it is empty. Raises OSError and YamlError."""
-    return read_yaml(read_file(path, most_bytes), most_bytes=most_bytes, strict=strict)
+    """The document of a file, None if it is empty. Raises OSError and YamlError.
+
+    If not ``strict``, the first of several documents counts, as in kubectl.
+    """
+    data = read_file(path, most_bytes)
+    if strict:
+        return read_yaml(data, most_bytes=most_bytes)
+    return next(iter(read_yaml_documents(data, most_bytes=most_bytes, strict=False)), None)
 
 
 def read_yaml(data: bytes, *, most_bytes: int = MOST_BYTES, strict: bool = True) -> Any:

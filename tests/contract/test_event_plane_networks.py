@@ -341,13 +341,15 @@ def test_addresses(given, titles):
 
 
 @pytest.mark.parametrize(
-    "given", ["", " , ", "http://host", "nats://", "host:port", "nats://u:secret@host:x"]
+    "given",
+    ["", " , ", "http://host", "nats://", "host:port", "nats://u:secret@host:x", "secret://x@host"],
 )
 def test_addresses_that_cannot_be_used(given):
     with pytest.raises(UsageProblem) as caught:
         nats_servers(given)
     assert "NATS_SERVER" in caught.value.hint
     assert "secret" not in caught.value.message
+    assert "http://http://" not in caught.value.message
 
 
 def test_variables_are_dynamos():

@@ -45,7 +45,7 @@ def nats_servers(given: str | Sequence[str]) -> tuple[NatsServer, ...]:
 def _server(given: str) -> NatsServer:
     url = given if "://" in given else f"nats://{given}"
     # The part before an @ may be a password, so a wrong address is quoted from there on.
-    shown = f"{url.partition('://')[0]}://{url.rpartition('@')[2].removeprefix('nats://')}"
+    shown = url.rpartition("@")[2]
     try:
         parts = urlsplit(url)
         scheme, host, port = parts.scheme, parts.hostname, parts.port

@@ -166,6 +166,12 @@ def test_an_unknown_context_names_those_that_exist_close_ones_first(tmp_path: Pa
     assert problem.hint == "defined: production-west, aa-dev, zz"
 
 
+def test_the_first_document_of_a_file_counts(tmp_path: Path):
+    text = yaml.safe_dump(config("lab"))
+    path = written(tmp_path / "config", f"{text}---\n{yaml.safe_dump(config('other'))}---\n")
+    assert kube_context(path, None).name == "lab"
+
+
 def test_an_unknown_current_context(tmp_path: Path):
     problem = refused(written(tmp_path / "config", config("lab", current="gone")))
     assert "the current context gone: no such context" in problem.message
