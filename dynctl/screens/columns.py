@@ -189,10 +189,14 @@ def needed_columns(columns: Iterable[Column[Row]], rows: Sequence[Row]) -> list[
 
 
 def table(columns: Iterable[Column[Any]], rows: Sequence[Any], canvas: Canvas) -> str:
-    """A list as a table: heading, one line per row, as wide as the canvas."""
+    """A list as a table: heading, one line per row, as wide as the canvas. With `-o wide` a last
+    line has the columns for which a terminal has no room."""
     shown = visible(needed_columns(columns, rows), wide=canvas.wide, width=canvas.width)
     fitted = fit(shown, rows, canvas.width)
     lines = [fitted.line(row) for row in rows]
     if canvas.headings:
         lines.insert(0, canvas.faint(fitted.heading()))
+        hidden = [column.heading for column in shown if column not in fitted.columns]
+        if canvas.wide and hidden:
+            lines += canvas.paragraph(f"no room for {', '.join(hidden)}: -o json", first="")
     return "".join(line + "\n" for line in lines)

@@ -52,6 +52,15 @@ def test_the_index_of_an_engine_that_hangs_is_not_called_current():
         assert "current" not in text
 
 
+def test_columns_that_do_not_fit_are_named_where_they_were_requested():
+    rows = WorkerList("test", view([worker("a", "aggregated", 2)]).workers())
+    narrow = worker_list(rows, Canvas(80, wide=True))
+    assert "no room for OTHER TAINTS, LOAD AGE, ID, ENDPOINT: -o json" in narrow
+    assert "no room" not in worker_list(rows, Canvas(200, wide=True)) + worker_list(
+        rows, Canvas(80)
+    )
+
+
 def test_an_unknown_role_is_a_dash():
     (row,) = view([worker("a", "aggregated", 2)]).workers()
     text = worker_list(WorkerList("test", [replace(row, role="")]), Canvas())
