@@ -13,8 +13,9 @@ always has all blocks before it. Source: approximate mode of Dynamo 1.6 (time or
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from heapq import heappop, heappush
+from itertools import islice, repeat
 from math import inf, nextafter
 from typing import Any, Final, NamedTuple, Self
 
@@ -153,11 +154,10 @@ class LearnedIndex:
         lease = self.leases.pop(key, None)
         if lease is None:
             return
-        unlearned = self._proven(lease, computed=computed)
-        held: dict[int, float] = self._held.get(lease.slot, OrderedDict())
-        for block in unlearned:
-            if held.pop(block, None) is not None:
-                self._disown(lease.slot, block)
+        unlearned, held = self._proven(lease, computed=computed), self._held.get(lease.slot)
+        if unlearned and held is not None:
+            forgotten = [block for block in unlearned if held.pop(block, None) is not None]
+            self._disown(lease.slot, forgotten)
 
     def clear(self, slot: int) -> int:
         """Forget the blocks of ``slot`` and return their number; `sweep` frees their memory."""
@@ -201,21 +201,22 @@ class LearnedIndex:
         """Forget the oldest blocks of the slot that is due: those of its oldest time, at most
         ``most``, while there are more than ``least`` in all. Returns how many."""
         at, slot = heappop(self._due)
-        held, forgotten = self._held[slot], 0
-        while held and forgotten < most and self._size > least:
-            block, seen = next(iter(held.items()))
+        held = self._held[slot]
+        forgotten = []
+        for block, seen in islice(held.items(), max(0, min(most, self._size - least))):
             if seen > at:
                 break
+            forgotten.append(block)
+        for block in forgotten:
             del held[block]
-            self._disown(slot, block)
-            forgotten += 1
+        self._disown(slot, forgotten)
         if held:
             heappush(self._due, (next(iter(held.values())), slot))
         else:
             del self._held[slot]
             if not self._unforgettable(slot):
                 self.live &= ~(1 << slot)
-        return forgotten
+        return len(forgotten)
 
     # -- dump and restore --------------------------------------------------------------------
 
@@ -283,18 +284,18 @@ class LearnedIndex:
     def _take(self, slot: int, blocks: Sequence[int], now: float) -> list[int]:
         """Count blocks as cached on ``slot``; returns the new ones, the deepest first."""
         held = self._held_of(slot, now)
-        bit, shards = 1 << slot, self._owners.shards
-        count = len(shards)
-        fresh = []
-        for block in reversed(blocks):
-            if block in held:
-                held.move_to_end(block)
-            else:
-                shard = shards[block % count]
-                shard[block] = shard.get(block, 0) | bit
-                fresh.append(block)
-            held[block] = now
-        self._size += len(fresh)
+        fresh = list(dict.fromkeys(reversed(blocks)))
+        if len(fresh) == len(blocks) and held.keys().isdisjoint(fresh):
+            held.update(zip(fresh, repeat(now)))
+        else:
+            fresh = []
+            for block in reversed(blocks):
+                if block in held:
+                    held.move_to_end(block)
+                else:
+                    fresh.append(block)
+                held[block] = now
+        self._own(slot, fresh)
         return fresh
 
     def _doubtful_blocks(self, slot: int, blocks: Sequence[int], fresh: list[int]) -> list[int]:
@@ -305,6 +306,9 @@ class LearnedIndex:
             if not fresh:
                 return fresh
             unproven = self._unproven[slot] = {}
+        if len(fresh) == len(blocks) and unproven.keys().isdisjoint(fresh):
+            unproven.update(zip(fresh, repeat(1)))
+            return fresh
         for block in fresh:
             unproven.setdefault(block, 0)
         if len(fresh) < len(blocks):
@@ -320,15 +324,12 @@ class LearnedIndex:
             return []
         unlearned = []
         for block in lease.fresh:
-            left = unproven.get(block)
-            if left is None:
-                continue
-            if left > 1 and not computed:
-                unproven[block] = left - 1
-                continue
-            del unproven[block]
-            if not computed:
-                unlearned.append(block)
+            left = unproven.pop(block, 0)
+            if left and not computed:
+                if left > 1:
+                    unproven[block] = left - 1
+                else:
+                    unlearned.append(block)
         if not unproven:
             del self._unproven[lease.slot]
         return unlearned
@@ -336,9 +337,9 @@ class LearnedIndex:
     def _trim(self, slot: int, capacity: int | None) -> None:
         """Forget the oldest blocks of a slot that has more than ``capacity``."""
         if capacity:
-            held, most = self._held[slot], capacity - self._unforgettable(slot)
-            while held and len(held) > most:
-                self._disown(slot, held.popitem(last=False)[0])
+            held, most = self._held[slot], max(0, capacity - self._unforgettable(slot))
+            over = range(len(held) - most)
+            self._disown(slot, [held.popitem(last=False)[0] for _ in over])
 
     def _held_of(self, slot: int, now: float) -> OrderedDict[int, float]:
         held = self._held.get(slot)
@@ -372,19 +373,31 @@ class LearnedIndex:
     def _sweep_gone(self, slot: int, max_blocks: int) -> int:
         gone = self._gone[slot]
         count = min(len(gone), max_blocks)
-        for _ in range(count):
-            self._disown(slot, gone.popitem()[0])
+        self._disown(slot, [gone.popitem()[0] for _ in range(count)])
         if not gone:
             del self._gone[slot]
         return count
 
-    def _disown(self, slot: int, block: int) -> None:
-        self._size -= 1
-        left = self._owners[block] & ~(1 << slot)
-        if left:
-            self._owners[block] = left
-        else:
-            del self._owners[block]
+    def _own(self, slot: int, blocks: Collection[int]) -> None:
+        """Note that ``slot`` has blocks that it did not have."""
+        bit, shards = 1 << slot, self._owners.shards
+        count = len(shards)
+        for block in blocks:
+            shard = shards[block % count]
+            shard[block] = shard.get(block, 0) | bit
+        self._size += len(blocks)
+
+    def _disown(self, slot: int, blocks: Collection[int]) -> None:
+        """Note that ``slot`` does not have these of its blocks any more."""
+        bit, shards = 1 << slot, self._owners.shards
+        count = len(shards)
+        for block in blocks:
+            shard = shards[block % count]
+            if shard[block] == bit:
+                del shard[block]
+            else:
+                shard[block] &= ~bit
+        self._size -= len(blocks)
 
 
 class RecencyIndex(LearnedIndex):
@@ -419,6 +432,7 @@ class RecencyIndex(LearnedIndex):
         slot = lease.slot
         held, used = self._held_of(slot, now), self._in_use[slot]
         unlearned = frozenset(self._proven(lease, computed=computed))
+        forgotten = []
         for block in reversed(lease.blocks):
             count, at = used[block]
             if count > 1:
@@ -426,9 +440,10 @@ class RecencyIndex(LearnedIndex):
                 continue
             del used[block]
             if block in unlearned:
-                self._disown(slot, block)
+                forgotten.append(block)
             else:
                 held[block] = now
+        self._disown(slot, forgotten)
         if not used:
             del self._in_use[slot]
         self._trim(slot, self._capacity.get(slot))
@@ -443,8 +458,6 @@ class RecencyIndex(LearnedIndex):
 
     def _take(self, slot: int, blocks: Sequence[int], now: float) -> list[int]:
         held, used = self._held_of(slot, now), self._in_use.setdefault(slot, {})
-        bit, shards = 1 << slot, self._owners.shards
-        size = len(shards)
         fresh = []
         for block in reversed(blocks):
             uses = used.get(block)
@@ -452,11 +465,9 @@ class RecencyIndex(LearnedIndex):
                 used[block] = (uses[0] + 1, now)
                 continue
             if held.pop(block, None) is None:
-                shard = shards[block % size]
-                shard[block] = shard.get(block, 0) | bit
                 fresh.append(block)
             used[block] = (1, now)
-        self._size += len(fresh)
+        self._own(slot, fresh)
         return fresh
 
     def _lease(
