@@ -25,6 +25,8 @@ _MOST_CHANGES: Final = 4096
 #: Of the cost: further than that from the lowest, rounding cannot make two costs equal. The sums of
 #: the formula have a relative error of less than 1e-14.
 _MARGIN: Final = 1e-9
+#: Slots by which a set of ranks may differ from one that has an order already.
+_NEAR: Final = 32
 #: Groups of other slots that are passed in search of the cheapest of a mask.
 _FAR: Final = 200
 _Load = tuple[int, int]
@@ -56,25 +58,39 @@ class LoadOrder:
 
     def update(self, changed: Iterable[int], tokens: Sequence[int], blocks: Sequence[int]) -> None:
         """Move the slots ``changed`` to their places; those of other masks are skipped."""
-        loads, groups, order = self._load, self._groups, self._order
+        loads = self._load
         for slot in changed:
             old, new = loads.get(slot), (tokens[slot], blocks[slot])
             if old is None or old == new:
                 continue
-            bit = 1 << slot
-            loads[slot] = new
-            left = groups[old] ^ bit
-            if left:
-                groups[old] = left
-            else:
-                del groups[old]
-                del order[bisect_left(order, (self._key(old), old))]
-            there = groups.get(new)
-            if there is None:
-                groups[new] = bit
-                insort(order, (self._key(new), new))
-            else:
-                groups[new] = there | bit
+            self._remove(slot, old)
+            self._add(slot, new)
+
+    def of_slots(self, mask: int, tokens: Sequence[int], blocks: Sequence[int]) -> LoadOrder:
+        """The order of another mask, which has few other slots."""
+        made = LoadOrder(mask, self._per_token, self._per_block)
+        made._load, made._groups = self._load.copy(), self._groups.copy()
+        made._order, made.seen = self._order.copy(), self.seen
+        for slot in slots_of(self._mask & ~mask):
+            made._remove(slot, made._load.pop(slot))
+        for slot in slots_of(mask & ~self._mask):
+            made._add(slot, (tokens[slot], blocks[slot]))
+        return made
+
+    def _remove(self, slot: int, load: _Load) -> None:
+        left = self._groups[load] ^ 1 << slot
+        if left:
+            self._groups[load] = left
+        else:
+            del self._groups[load]
+            del self._order[bisect_left(self._order, (self._key(load), load))]
+
+    def _add(self, slot: int, load: _Load) -> None:
+        self._load[slot] = load
+        there = self._groups.get(load)
+        if there is None:
+            insort(self._order, (self._key(load), load))
+        self._groups[load] = (there or 0) | 1 << slot
 
     def _key(self, load: _Load) -> float:
         return self._per_token * load[0] + self._per_block * load[1]
@@ -128,17 +144,24 @@ class LoadOrders:
     ) -> LoadOrder | None:
         """The order of the ranks of ``mask``; None if it was not wanted the last time either.
 
-        Sets that differ from request to request are not worth an order.
+        Sets that differ much from request to request are not worth an order. Where few ranks came
+        or went, the order is made of the one before.
         """
         key = (mask, per_token, per_block)
         order = self._orders.get(key)
         if order is None:
             before, self._wanted = self._wanted, key
-            if before != key:
-                return None
+            for (other, *weights), known in self._orders.items():
+                if weights == [per_token, per_block] and (other ^ mask).bit_count() <= _NEAR:
+                    order = known.of_slots(mask, tokens, blocks)
+                    break
+            else:
+                if before != key:
+                    return None
+                order = LoadOrder(mask, per_token, per_block)
             if len(self._orders) >= _MOST_ORDERS:
                 self._orders.pop(next(iter(self._orders)))
-            order = self._orders[key] = LoadOrder(mask, per_token, per_block)
+            self._orders[key] = order
         total = self._forgotten + len(self._changed)
         if order.seen != total:
             if order.seen < self._forgotten or order.seen < 0:

@@ -206,8 +206,8 @@ class WorkerRegistry:
         if sizes is None:
             if len(self._sizes) >= 64:
                 self._sizes.clear()
-            slots = slots_of(self.model(model))
-            sizes = self._sizes[model] = frozenset(self.worker(slot).block_size for slot in slots)
+            workers = self.candidates(self.model(model)).workers
+            sizes = self._sizes[model] = frozenset([worker.block_size for worker in workers])
         return sizes
 
     def mask_of(self, worker_ids: Iterable[int]) -> int:
@@ -218,16 +218,15 @@ class WorkerRegistry:
         return mask
 
     def candidates(self, mask: int) -> CandidateSet:
-        """The ranks of a mask; cached, because the same few masks repeat."""
+        """The ranks of a mask of slots in use; cached, because the same few masks repeat."""
         known = self._candidates.get(mask)
         if known is None:
             if len(self._candidates) >= 64:
                 self._candidates.clear()
             slots = slots_of(mask)
-            workers = tuple(map(self.worker, slots))
-            known = self._candidates[mask] = CandidateSet(
-                slots, workers, tuple(map(self.ref, slots))
-            )
+            workers = filter(None, map(self._by_slot.__getitem__, slots))
+            refs = filter(None, map(self._refs.__getitem__, slots))
+            known = self._candidates[mask] = CandidateSet(slots, tuple(workers), tuple(refs))
         return known
 
     # -- changes ---------------------------------------------------------------------------

@@ -7,9 +7,10 @@ Nothing in this module changes state.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
+from operator import attrgetter
 from typing import Any
 
 from router_core.cost import (
@@ -482,16 +483,16 @@ def _transfer_uncounted(context: SelectionContext, inputs: CostInputs) -> bool:
 def _is_known(inputs: CostInputs, parameters: CostParameters) -> bool:
     """Whether the order of load knows every input that is there and every parameter that is set."""
     kinds: tuple[Any, Any] = type(inputs), type(parameters)
-    if any(getattr(inputs, name) is not None for name in _other_fields(kinds[0], _KNOWN_INPUTS)):
+    columns = _other_fields(kinds[0], _KNOWN_INPUTS)(inputs)
+    if columns.count(None) < len(columns):
         return False
-    others = _other_fields(kinds[1], _KNOWN_PARAMETERS)
-    return not any(getattr(parameters, name) for name in others)
+    return not any(_other_fields(kinds[1], _KNOWN_PARAMETERS)(parameters))
 
 
 @lru_cache(maxsize=16)
-def _other_fields(kind: Any, known: frozenset[str]) -> tuple[str, ...]:
-    """The fields of a dataclass that are not ``known``."""
-    return tuple(item.name for item in fields(kind) if item.name not in known)
+def _other_fields(kind: Any, known: frozenset[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """Reads the fields of a dataclass that are not ``known``: two or more."""
+    return attrgetter(*[item.name for item in fields(kind) if item.name not in known])
 
 
 def _classes(

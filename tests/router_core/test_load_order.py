@@ -339,6 +339,29 @@ def test_orders_forget_changes_beyond_their_bound_and_begin_again():
     assert (cheapest() or [0])[0] == 0b100
 
 
+def test_the_order_of_ranks_of_which_few_came_or_went_is_there_at_once() -> None:
+    draw, orders = random.Random(1), LoadOrders()
+    tokens, blocks = (
+        [draw.randrange(9) for _ in range(200)],
+        [draw.randrange(3) for _ in range(200)],
+    )
+    all_ranks = (1 << 199) - 1
+    for _ in range(2):
+        orders.order(all_ranks, 0.5, 1.0, tokens, blocks)
+    for number in range(40):
+        mask = all_ranks & ~(1 << draw.randrange(199)) | 1 << 199
+        slot = draw.randrange(200)
+        tokens[slot] = number
+        orders.note_change(slot)
+        order, fresh = orders.order(mask, 0.5, 1.0, tokens, blocks), LoadOrder(mask, 0.5, 1.0)
+        fresh.renew(tokens, blocks)
+        assert order is not None
+        for within in (mask, draw.randrange(mask) & mask):
+            assert order.cheapest(within, 3.0) == fresh.cheapest(within, 3.0)
+        assert orders.order(mask & (1 << 100) - 1, 0.5, 1.0, tokens, blocks) is None
+        assert orders.order(mask, 0.5, 2.0, tokens, blocks) is None
+
+
 @given(st.integers(1, 1 << 80), st.data())
 def test_the_nth_slot(mask, data):
     number = data.draw(st.integers(0, mask.bit_count() - 1))
