@@ -590,7 +590,9 @@ class RoutingPlan:
             decode = decode.settled()
         if prefill is self.prefill and decode is self.decode:
             return self
-        return replace(self, prefill=prefill, decode=decode)
+        # As `replace`, which takes longer than all of this.
+        rest = (self.implied, self.relaxed, self.bypass)
+        return RoutingPlan(self.id, self.model, prefill, decode, *rest)
 
     @property
     def first(self) -> Decision:
