@@ -10,7 +10,8 @@ import asyncio
 import time
 from collections import Counter as Tally
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice, repeat
 from typing import Final, NamedTuple
 
 from aiohttp import web
@@ -408,13 +409,15 @@ class Metrics(ServiceObserver):
         yield self._text("dynctl_replica_missed_total", by_reason)
 
     def _pieces(self, name: str, rows: Iterable[tuple[LabelValues, float]]) -> Iterator[str]:
-        """The text of a family with a sample for each worker."""
-        # All that changes is read before the first piece.
-        left = list(rows)
+        """The text of a family with a sample for each worker. The rows do not change meanwhile.
+
+        They are made in slices too: a thousand tuples at once are ten garbage collections.
+        """
+        left = iter(rows)
         yield self._text(name, ())
         header = len(self.families[name].header())
-        for at in range(0, len(left), SLICE):
-            yield self._text(name, left[at : at + SLICE])[header:]
+        while part := list(islice(left, SLICE)):
+            yield self._text(name, part)[header:]
 
     def _text(self, name: str, rows: Iterable[tuple[LabelValues, float]]) -> str:
         return samples(self.families[name], rows)
@@ -442,7 +445,7 @@ class Metrics(ServiceObserver):
         excused: list[tuple[LabelValues, float]] = [((), self._service.probes_excused)]
         yield self._text("dynctl_probes_excused_total", excused)
         yield from self._replica_samples()
-        failed = self._service.engine_failures.items()
+        failed = list(self._service.engine_failures.items())
         yield from self._pieces("dynctl_engine_failures_total", failed)
         self._service.health(1.0)
         each = {(condition.code, condition.subject): 1.0 for condition in self._service.conditions}
@@ -488,7 +491,8 @@ class Metrics(ServiceObserver):
         registry, load, fresh = router.registry, router.load, router.freshness
         # All that changes is read before the first piece: workers may be lost between two.
         workers = list(registry)
-        ranks = [(worker, str(rank)) for worker in workers for rank in worker.ranks]
+        names = [str(rank) for worker in workers for rank in worker.ranks]
+        holders = [worker for worker in workers for _ in worker.ranks]
         slots = [slot for worker in workers for slot in registry.slots(worker.worker_id)]
         decode = [load.decode_blocks[slot] for slot in slots]
         prefill = [load.prefill_tokens[slot] for slot in slots]
@@ -496,19 +500,26 @@ class Metrics(ServiceObserver):
         missing = [float(fresh[slot].index_state == "gapped") for slot in slots]
         ready = [float(registry.unavailable_reason(worker.worker_id) is None) for worker in workers]
         yield ""
-        labels: list[LabelValues] = [
-            (str(worker.worker_id), rank, _WORKER_TYPES[worker.role]) for worker, rank in ranks
-        ]
+
+        def each(values: Iterable[float]) -> Iterator[tuple[LabelValues, float]]:
+            for worker, rank, value in zip(holders, names, values, strict=False):
+                yield (str(worker.worker_id), rank, _WORKER_TYPES[worker.role]), value
+
+        def each_by_name(values: Sequence[float]) -> Iterator[tuple[LabelValues, float]]:
+            for worker, rank, value in zip(holders, names, values, strict=True):
+                yield (worker.name, rank, worker.role.value), value
+
         name = "dynamo_frontend_worker_active_{}"
-        yield from self._pieces(name.format("decode_blocks"), zip(labels, decode, strict=True))
-        yield from self._pieces(name.format("prefill_tokens"), zip(labels, prefill, strict=True))
-        name = "dynamo_component_router_worker_registered"
-        yield from self._pieces(name, ((values, 1.0) for values in labels))
-        labels = [(worker.name, rank, worker.role.value) for worker, rank in ranks]
-        yield from self._pieces("dynctl_worker_cached_blocks", zip(labels, cached, strict=True))
-        yield from self._pieces("dynctl_worker_index_missing", zip(labels, missing, strict=True))
-        labels = [(worker.name, str(worker.worker_id), worker.role.value) for worker in workers]
-        yield from self._pieces("dynctl_worker_ready", zip(labels, ready, strict=True))
+        yield from self._pieces(name.format("decode_blocks"), each(decode))
+        yield from self._pieces(name.format("prefill_tokens"), each(prefill))
+        yield from self._pieces("dynamo_component_router_worker_registered", each(repeat(1.0)))
+        yield from self._pieces("dynctl_worker_cached_blocks", each_by_name(cached))
+        yield from self._pieces("dynctl_worker_index_missing", each_by_name(missing))
+        ready_rows = (
+            ((worker.name, str(worker.worker_id), worker.role.value), value)
+            for worker, value in zip(workers, ready, strict=True)
+        )
+        yield from self._pieces("dynctl_worker_ready", ready_rows)
         yield from self._predictions()
         times = self._service.prefill_times.rows
         for place, name in enumerate(
@@ -528,11 +539,11 @@ class Metrics(ServiceObserver):
                 k for k in last if self._service.router.registry.get(k[0].worker_id) is None
             ]:
                 del last[key]
-            rows: dict[LabelValues, float] = {
-                (str(ref.worker_id), str(ref.dp_rank), kind): value
-                for (ref, kind), value in last.items()
-            }
-            yield from self._pieces(f"dynamo_frontend_worker_last_{name}", rows.items())
+            rows = (
+                ((str(ref.worker_id), str(ref.dp_rank), kind), value)
+                for (ref, kind), value in zip([*last], [*last.values()], strict=True)
+            )
+            yield from self._pieces(f"dynamo_frontend_worker_last_{name}", rows)
 
     def _queue(self) -> Iterator[str]:
         """What waits in the router queue; the classes of a model with none are 0."""

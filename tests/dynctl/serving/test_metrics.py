@@ -1,6 +1,7 @@
 """The metrics: names and labels as Dynamo's captured ones, and numbers that follow the requests."""
 
 import asyncio
+import gc
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -465,6 +466,20 @@ def test_what_requests_left_of_each_worker_comes_in_pieces():
     ):
         assert whole.count(f"\n{name}{{") == 1000, name
         assert whole.count(f"# TYPE {name} ") == 1
+
+
+def test_no_step_of_a_scrape_makes_an_object_for_each_worker(no_collection: None) -> None:
+    """A garbage collection comes with each hundred objects."""
+    made = service(*(worker(number, name=f"w{number}") for number in range(1, 1001)))
+    metrics, most = Metrics(made, router_id=7), 0
+    for index in range(1, 1001):
+        metrics._last_isl[WorkerWithDpRank(index, 0), "decode"] = 64.0
+    made.health()
+    before, _, _ = gc.get_count()
+    for _ in metrics.parts():
+        now, _, _ = gc.get_count()
+        most, before = max(most, now - before), now
+    assert most < 500
 
 
 async def test_the_canary_counts():
