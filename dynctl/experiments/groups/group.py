@@ -68,6 +68,10 @@ NO_NAMES: Final = Skipped(
     "replies do not name workers: nvext worker_id of a dynctl or Dynamo frontend"
 )
 NO_CHANGES: Final = Skipped("changes the frontend for some seconds: --allow-changes")
+SHARED: Final = Skipped("other requests run in this fleet: their load may decide")
+REFUSED: Final = frozenset({503, 529})
+"""Statuses of a request whose workers are all busy."""
+_STEP_S: Final = 0.1
 
 
 _RUNNING: Final = (
@@ -119,6 +123,18 @@ async def count_running(bench: Bench) -> float | None:
         return fleet.active_requests
     gauge, running = await running_requests(bench.client)
     return running if gauge else None
+
+
+async def is_shared(bench: Bench, own: int) -> bool:
+    """Whether more requests run than the test's ``own``; False where that is unknown.
+
+    Read twice: a request that just ended may still be counted.
+    """
+    for _ in range(2):
+        if (await count_running(bench) or 0.0) <= own:
+            return False
+        await bench.pause(_STEP_S)
+    return True
 
 
 async def first_metric(client: CanaryClient, names: Sequence[str]) -> tuple[str, float]:

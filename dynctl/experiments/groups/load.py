@@ -14,10 +14,18 @@ from dynctl.experiments.canary import Chat, HeldStream, Reply
 from dynctl.experiments.groups.group import (
     NO_CHANGES,
     NO_NAMES,
+    REFUSED,
+    SHARED,
     Bench,
     TrialGroup,
-    count_running,
+    is_shared,
     refusal,
+)
+from dynctl.experiments.groups.prompt_limits import (
+    PROMPT_LIMIT_REQUESTS,
+    PromptLimits,
+    prompt_limits_act,
+    try_prompt_limits,
 )
 from dynctl.experiments.groups.queue_order import (
     QUEUE_REQUESTS,
@@ -50,8 +58,6 @@ _LEAST_EVIDENCE: Final = 0.05
 """A result that chance alone brings about more often shows nothing."""
 _BUSY_S: Final = 2.0
 _STEP_S: Final = 0.1
-_REFUSED: Final = frozenset({503, 529})
-_SHARED: Final = Skipped("other requests run in this fleet: their load may decide")
 _THRESHOLD: Final = "active_decode_blocks_threshold"
 
 
@@ -124,13 +130,15 @@ class LoadFacts:
     passed_over: PassedOver | Skipped
     limited: Limited | Skipped
     order: QueueOrder | Skipped
+    prompt_limits: PromptLimits | Skipped
 
 
 async def _gather(bench: Bench) -> LoadFacts:
     passed_over = await _pass_over(bench)
     limited = await _limit(bench)
     order = await try_queue_order(bench)
-    return LoadFacts(bench.subject.model, passed_over, limited, order)
+    prompt_limits = await try_prompt_limits(bench)
+    return LoadFacts(bench.subject.model, passed_over, limited, order, prompt_limits)
 
 
 # -- a busy worker ---------------------------------------------------------------------------------
@@ -148,21 +156,9 @@ async def _pass_over(bench: Bench) -> PassedOver | Skipped:
         probes: list[Probe] = []
         while len(probes) < _PROBES and (sent := await _probe(bench, streams, 1)):
             probes += sent
-            if shared := await _is_shared(bench, len(streams)):
+            if shared := await is_shared(bench, len(streams)):
                 break
     return PassedOver(probes, ranks, shared)
-
-
-async def _is_shared(bench: Bench, streams: int) -> bool:
-    """Whether more requests run than the test's own ``streams``; False where that is unknown.
-
-    Read twice: a request that just ended may still be counted.
-    """
-    for _ in range(2):
-        if (await count_running(bench) or 0.0) <= streams:
-            return False
-        await bench.pause(_STEP_S)
-    return True
 
 
 def _unnamed(bench: Bench) -> Skipped | None:
@@ -174,8 +170,8 @@ async def _count_ranks(bench: Bench) -> int | Skipped:
     fleet = bench.subject.fleet
     if fleet is not None and _is_bound(fleet):
         return Skipped("hand-offs are bound to domains (DYE0701), which leave load no choice")
-    if await _is_shared(bench, 0):
-        return _SHARED
+    if await is_shared(bench, 0):
+        return SHARED
     if fleet is not None:
         return fleet.ranks()
     scouts = [
@@ -244,7 +240,7 @@ def _passes_over(facts: LoadFacts) -> Outcome:
     if isinstance(passed, Skipped):
         return passed
     if passed.shared:
-        return _SHARED
+        return SHARED
     if not passed.probes:
         return Skipped(f"streams of {_HELD_TOKENS} tokens end before another request is answered")
     if refused := refusal([probe.reply for probe in passed.probes]):
@@ -277,7 +273,7 @@ async def _limit(bench: Bench) -> Limited | Skipped:
         )
     if fleet.ranks() > len(answering):
         return Skipped("a worker with several data-parallel ranks is busy when all of them are")
-    if await _is_shared(bench, 0):
+    if await is_shared(bench, 0):
         return Skipped("other requests run in this fleet, which a low threshold would refuse")
     try:
         limited = await _limit_below(bench, answering)
@@ -398,14 +394,14 @@ def _acts_wrongly_above(roomy: Roomy) -> str:
     """What is wrong while the threshold is above the load; empty if nothing."""
     if roomy.busy:
         return f"{', '.join(roomy.busy[:4])} hold fewer blocks and are busy"
-    refused = [reply for reply in roomy.replies if reply.status in _REFUSED]
+    refused = [reply for reply in roomy.replies if reply.status in REFUSED]
     return f"{len(refused)} of {len(roomy.replies)} requests: {refused[0]}" if refused else ""
 
 
 def _keeps_away(limited: Limited, below: str, above: str) -> Outcome:
     """Whether the requests below the load show that the threshold keeps them away."""
     number = len(limited.probes)
-    refused = [probe for probe in limited.probes if probe.reply.status in _REFUSED]
+    refused = [probe for probe in limited.probes if probe.reply.status in REFUSED]
     if refused:
         return Passed(
             f"{below}{len(refused)} of {number} requests refused: {refused[0].reply}{above}"
@@ -416,7 +412,9 @@ def _keeps_away(limited: Limited, below: str, above: str) -> Outcome:
     return Passed(f"{below}{text}{above}")
 
 
-_SINGLES: Final = _SCOUTS + _PROBES + _LIMIT_PROBES + 1 + _ROOMY_PROBES + QUEUE_REQUESTS
+_SINGLES: Final = (
+    _SCOUTS + _PROBES + _LIMIT_PROBES + 1 + _ROOMY_PROBES + QUEUE_REQUESTS + PROMPT_LIMIT_REQUESTS
+)
 """Requests of one generated token, at most."""
 
 LOAD: Final = TrialGroup(
@@ -429,5 +427,6 @@ LOAD: Final = TrialGroup(
         Check("DYE0801", _passes_over),
         Check("DYE0802", _acts),
         Check("DYE0803", lambda facts: higher_is_first(facts.order)),
+        Check("DYE0804", lambda facts: prompt_limits_act(facts.prompt_limits)),
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, floor
 from typing import Any, Final
 
 from msgspec import UNSET
@@ -27,6 +27,7 @@ _MOST_TOKENS: Final = 4000
 """Of a prompt that fills a worker until others wait."""
 _SPARE: Final = 1.25
 """Length of a prompt over that which makes others wait."""
+_MOST_LIMIT: Final = _MOST_TOKENS / _SPARE
 _FIRST: Final = 4
 """Length of the first prompt over that of those that wait for it."""
 _PRIORITY: Final = 100
@@ -74,44 +75,44 @@ async def try_queue_order(bench: Bench) -> QueueOrder | Skipped:
     fleet = await bench.operator.fleet(bench.subject.model)
     if fleet is None or not bench.subject.shows_decisions:
         return Skipped(f"the workers and decisions are unknown: {UNREADABLE}")
-    worker = _worker_with_one_rank(fleet)
+    worker = worker_of_prompts(fleet)
     if worker is None:
         return Skipped("no ready worker with one rank computes prompts")
-    scout = await _settled(bench, await bench.client.chat(_chat(bench, worker, _SCOUT_WORDS)))
+    scout = await _settled(
+        bench,
+        await bench.client.chat(pinned_chat(bench, worker, bench.prompts.fresh(_SCOUT_WORDS))),
+    )
     if isinstance(scout, Skipped):
         return scout
     limit = _limit(scout.queue, worker)
-    if limit is None or limit * _SPARE > _MOST_TOKENS:
-        shown = "10,000,000" if limit is None else f"{limit:,.0f}"
-        return Skipped(
-            f"requests wait above {shown} active prompt tokens of a worker; a test sends at most "
-            f"{_MOST_TOKENS:,}"
-        )
+    if limit is None or limit > _MOST_LIMIT:
+        return _out_of_reach(limit, worker)
     tokens_of_a_word = max(1.0, (scout.reply.prompt_tokens or 0) / _SCOUT_WORDS)
     tokens = limit * _SPARE + _SCOUT_WORDS
     words = ceil(tokens / tokens_of_a_word)
     order: QueueOrder | Skipped = _TOO_FAST
     # A short prompt may be computed before two others wait.
-    for first in (min(_FIRST * tokens, _MOST_TOKENS), _MOST_TOKENS):
-        order = await _send_three(bench, worker, ceil(first / tokens_of_a_word), words, limit)
+    for length in (min(_FIRST * tokens, _MOST_TOKENS), _MOST_TOKENS):
+        order = await _send_three(bench, worker, ceil(length / tokens_of_a_word), words, limit)
         if isinstance(order, Skipped) or order.together:
             return order
     return order
 
 
-def _worker_with_one_rank(fleet: FleetFacts) -> WorkerRow | None:
+def worker_of_prompts(fleet: FleetFacts) -> WorkerRow | None:
     """A worker for whose prompts requests wait, the one with least load."""
     prefill = [row for row in fleet.workers if row.role == Role.PREFILL and row.gets_requests]
     rows = [row for row in prefill or fleet.answering() if len(row.ranks) == 1]
     return min(rows, key=lambda row: (row.ranks[0].active_prefill_tokens, row.name), default=None)
 
 
-def _chat(bench: Bench, worker: WorkerRow, words: int, **hints: Any) -> Chat:
+def pinned_chat(bench: Bench, worker: WorkerRow, text: str, **hints: Any) -> Chat:
+    """A canary whose prompt this worker computes."""
     pin = "prefill_worker_id" if worker.role == Role.PREFILL else "decode_worker_id"
     nvext = {"extra_fields": ["worker_id"], pin: worker.worker_id}
     if hints:
         nvext["agent_hints"] = hints
-    return bench.chat(bench.prompts.fresh(words), nvext=nvext)
+    return bench.chat(text, nvext=nvext)
 
 
 def _limit(queue: QueueRow, worker: WorkerRow) -> float | None:
@@ -125,14 +126,26 @@ def _limit(queue: QueueRow, worker: WorkerRow) -> float | None:
     return min(limits, default=None)
 
 
+def _out_of_reach(limit: float | None, worker: WorkerRow) -> Skipped:
+    """Why the prompts of a test do not fill the worker, and the setting with which they do."""
+    shown = "10,000,000" if limit is None else f"{limit:,.0f}"
+    mend = "the worker does not publish max_num_batched_tokens"
+    if batched := worker.runtime_config.get("max_num_batched_tokens"):
+        mend = f"at --router-queue-threshold {floor(100 * _MOST_LIMIT / batched) / 100:g} they do"
+    return Skipped(
+        f"requests wait above {shown} active prompt tokens of a worker, which the test's prompts "
+        f"do not reach; {mend}"
+    )
+
+
 async def _send_three(
     bench: Bench, worker: WorkerRow, first_words: int, words: int, limit: float
 ) -> QueueOrder | Skipped:
     """A prompt of ``first_words``, then two of ``words``, above the ``limit`` of active tokens."""
     chats = (
-        _chat(bench, worker, first_words),
-        _chat(bench, worker, words),
-        _chat(bench, worker, words, priority=_PRIORITY),
+        pinned_chat(bench, worker, bench.prompts.fresh(first_words)),
+        pinned_chat(bench, worker, bench.prompts.fresh(words)),
+        pinned_chat(bench, worker, bench.prompts.fresh(words), priority=_PRIORITY),
     )
     tasks: list[asyncio.Task[Reply]] = []
 
@@ -182,7 +195,10 @@ async def _settled(bench: Bench, reply: Reply) -> Waited | Skipped:
     if decision is None or hop is None:
         return Skipped(f"past decisions cannot be read: {UNREADABLE}", unread=True)
     if hop.queue is UNSET:
-        return Skipped("the router queue is off, or the class of the request has no threshold")
+        return Skipped(
+            "the router queue is off, or the class of the request has no threshold: set "
+            "--router-queue-threshold"
+        )
     return Waited(reply, decision, hop.queue)
 
 

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
@@ -31,8 +32,9 @@ from dynctl.screens.render import render_result
 from dynctl.sources.client import AsyncFrontendClient
 from dynctl.sources.http import async_client
 from dynctl.top.header import last_test
-from router_core import RouterConfig, ThresholdsSet
+from router_core import RouterConfig, ThresholdsSet, busy
 from router_core.busy import BusyTracker, Thresholds
+from router_core.policies import BusyFilter
 from router_core.router_queue import QueueEntry
 from router_core.workers import ModelRuntimeConfig
 from tests.dynctl.experiments.faulty_proxy import Body, Fault, error, faulty_proxy, first_text
@@ -169,7 +171,7 @@ def engines(number: int, **settings: Any) -> list[dict[str, Any]]:
     return [{"name": f"e{place}", **SLOW, **settings} for place in range(number)]
 
 
-SKIPPED_LOAD = {"DYE0802": State.SKIP, "DYE0803": State.SKIP}
+SKIPPED_LOAD = dict.fromkeys(("DYE0802", "DYE0803", "DYE0804"), State.SKIP)
 
 
 async def test_busy_workers_are_passed_over():
@@ -288,9 +290,73 @@ async def test_a_threshold_that_acts_at_another_value_is_found(
     assert held.active_decode_blocks_threshold is None
 
 
+SLOW_PREFILL = {"prefill_tokens_per_s": 1000.0}
+
+
+@pytest.mark.parametrize("roles", [("aggregated", "aggregated"), ("prefill", "decode")])
+async def test_thresholds_of_prompt_tokens_act_at_their_value(roles: Sequence[str], tmp_path: Path):
+    workers = [
+        {"name": f"e{place}", "role": role, **SLOW, **SLOW_PREFILL}
+        for place, role in enumerate(roles)
+    ]
+    own = {"active_prefill_tokens_threshold": 100_000}
+    async with site(workers) as fleet:
+        fleet.service.apply(ThresholdsSet("demo", own))
+        url = fleet.frontend.url
+        report = await result_of(url, only=("load",), changes=True, state=tmp_path)
+        held = fleet.service.router.busy.thresholds("demo")
+    assert states(report)["DYE0804"] is State.PASS, messages(report)
+    text = messages(report)["DYE0804"]
+    below, at = (int(number.replace(",", "")) for number in re.findall(r" (\d,\d+|\d+)\b", text))
+    assert 800 < below < at < below + 64
+    assert text.endswith("active_prefill_tokens_threshold_frac")
+    assert held == Thresholds(active_prefill_tokens_threshold=100_000)
+    assert not journals(tmp_path)
+
+
+@pytest.mark.parametrize(("factor", "seen"), [(1.1, "and not busy"), (0.9, "tokens, and busy")])
+async def test_a_threshold_of_prompt_tokens_at_another_value_is_found(
+    factor: float, seen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    limits = busy._prefill_limits
+    monkeypatch.setattr(
+        busy,
+        "_prefill_limits",
+        lambda *of: [(name, value, limit * factor) for name, value, limit in limits(*of)],
+    )
+    async with site(engines(1, **SLOW_PREFILL)) as fleet:
+        url = fleet.frontend.url
+        report = await result_of(url, only=("load",), changes=True, state=tmp_path)
+    assert wrong(report) == {"DYE0804"}
+    findings = next(check for check in report.checks if check.code == "DYE0804").findings
+    assert len(findings) == 2
+    assert all(finding.value.endswith(seen) for finding in findings)
+
+
+async def test_requests_that_a_threshold_of_prompt_tokens_lets_pass_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The frontend shows the worker as busy, and routes to it."""
+    monkeypatch.setattr(BusyFilter, "mask", lambda *_: -1)
+    async with site(engines(1, **SLOW_PREFILL)) as fleet:
+        url = fleet.frontend.url
+        report = await result_of(url, only=("load",), changes=True, state=tmp_path)
+    assert "DYE0804" in wrong(report)
+    findings = next(check for check in report.checks if check.code == "DYE0804").findings
+    assert all("a request was answered at" in finding.value for finding in findings)
+
+
+async def test_a_worker_that_computes_too_fast_is_not_judged(tmp_path: Path):
+    fast = {"prefill_tokens_per_s": 10_000_000.0, "max_model_len": 8192}
+    async with site(engines(1, **fast)) as fleet:
+        url = fleet.frontend.url
+        report = await result_of(url, only=("load",), changes=True, state=tmp_path)
+    assert states(report)["DYE0804"] is State.SKIP
+    assert "before it was read" in messages(report)["DYE0804"]
+
+
 QUEUE = RouterConfig(router_queue_threshold=0.01)
 """Requests wait above 81 active prompt tokens of a worker."""
-SLOW_PREFILL = {"prefill_tokens_per_s": 1000.0}
 
 
 async def test_of_two_that_wait_the_higher_priority_is_first():
@@ -347,6 +413,7 @@ async def test_a_queue_that_is_off_or_out_of_reach_is_skipped():
         far = await result_of(fleet.frontend.url, only=("load",))
     assert "the router queue is off" in messages(off)["DYE0803"]
     assert "above 32,768 active prompt tokens" in messages(far)["DYE0803"]
+    assert messages(far)["DYE0803"].endswith("at --router-queue-threshold 0.39 they do")
 
 
 # -- change ----------------------------------------------------------------------------------------
