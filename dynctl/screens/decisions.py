@@ -149,8 +149,9 @@ def decision_columns(
     ]
 
 
-def decision_report(result: DecisionReport, canvas: Canvas) -> str:
-    """The screen of `decisions list`: newest first."""
+def decision_report(result: DecisionReport, canvas: Canvas, place: str | None = "") -> str:
+    """The screen of `decisions list`: newest first. ``place``: the option that `dynctl why` needs
+    for the same source; None: it has no access to these decisions."""
     rows = result.decisions
     if not rows:
         which = "yet" if result.kept == 0 else "match"
@@ -159,8 +160,8 @@ def decision_report(result: DecisionReport, canvas: Canvas) -> str:
     text = (lines.heading() if canvas.headings else "") + "".join(map(lines.line, rows))
     if any(not line.complete for line in rows):
         text += "? = unknown, the source reports the winner only\n"
-    elif canvas.headings:
-        text += f"explain one: dynctl why {rows[0].id[-unique_end(rows) :]}\n"
+    elif canvas.headings and place is not None:
+        text += f"explain one: dynctl why {rows[0].id[-unique_end(rows) :]}{place}\n"
     return text
 
 

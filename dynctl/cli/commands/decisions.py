@@ -119,10 +119,25 @@ def list_decisions(
         report,
         options,
         screen=lambda report, canvas: decision_report(
-            report, replace(canvas, headings=not no_headers)
+            report, replace(canvas, headings=not no_headers), _place(options)
         ),
     )
     return 0
+
+
+def _place(options: GlobalOptions) -> str | None:
+    """What `dynctl why` needs beside an id of these decisions; None: nothing would do, since each
+    run of the demo has decisions of its own."""
+    import os
+    import shlex
+
+    if options.demo:
+        return None
+    if options.recording is not None:
+        return f" --recording {shlex.quote(str(options.recording))}"
+    if options.frontend == tuple(os.environ.get("DYNCTL_FRONTEND", "").split()):
+        return ""
+    return "".join(f" --frontend {shlex.quote(url)}" for url in options.frontend)
 
 
 @with_options(filters=fields_of(FilterOptions))

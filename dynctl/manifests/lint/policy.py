@@ -43,6 +43,9 @@ def policy_exists(facts: LintFacts, spread: Callable[[Graph], str] = lambda grap
             for graph in without
         ),
         summary=_policies(facts),
+        nothing=""
+        if any(graph.workers or raw_policy(graph) is not None for graph in facts.graphs)
+        else "no graph has workers or a policy",
     )
 
 

@@ -59,7 +59,6 @@ _MOST_DOUBTS: Final = 16
 CHANGES_OF_HEALTH: Final = (
     ConfigSet,
     IndexConnected,
-    Role,
     ThresholdsSet,
     WorkerAvailability,
     WorkerLost,

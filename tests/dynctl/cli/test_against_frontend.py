@@ -301,6 +301,9 @@ def test_decisions_are_listed_filtered_and_explained_by_the_end_of_an_id(asks, f
     assert decision.endswith(cells[1])
     assert cells[3:7] == ["prefill-a0", "(zone-a)", "decode-a0", "(zone-a)"]
     assert rest[-1] == f"explain one: dynctl why {cells[1]}"
+    localhost = frontend.replace("127.0.0.1", "localhost")
+    *_, last = asks("decisions", "--frontend", localhost).out.splitlines()
+    assert last == f"explain one: dynctl why {cells[1]} --frontend {localhost}"
     assert cells[9] == "200"
     url, headers = f"{frontend}/v1/decisions/{decision}", {"authorization": f"Bearer {TOKEN}"}
     kept = httpx.get(url, headers=headers, timeout=patience(60)).json()

@@ -497,6 +497,8 @@ def test_margins_of_decisions_do_not_repeat_their_reasons(dynctl, monkeypatch):
     ties = [row[:margin].split()[-1] for row in rows if row.endswith("tie")]
     assert set(alone) == {"-"}
     assert set(ties) == {"0"}
+    # `dynctl why --demo` starts another demo, which has other decisions.
+    assert not any("dynctl why" in row for row in rows)
 
 
 @pytest.mark.parametrize("command", [["workers", "list"], ["top", "--once"], ["config", "show"]])

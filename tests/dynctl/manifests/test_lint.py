@@ -116,6 +116,17 @@ spec: {{experimental: {{kvTransferPolicy: {shipped}}}}}
     assert _wrong(lint(parse_manifests(policy.encode(), "f"))).keys() <= {"DYT0115"}
 
 
+def test_a_graph_that_needs_no_policy_shows_nothing_about_policies():
+    graph = b"""
+apiVersion: nvidia.com/v1beta1
+kind: DynamoGraphDeployment
+metadata: {name: x}
+spec: {components: [{name: Frontend, type: frontend, replicas: 1}]}
+"""
+    [check] = [c for c in lint(parse_manifests(graph, "f")).checks if c.code == "DYT0102"]
+    assert (check.state, check.message) == ("skip", "no graph has workers or a policy")
+
+
 _TOPOLOGY = """
 apiVersion: grove.io/v1alpha1
 kind: ClusterTopology
