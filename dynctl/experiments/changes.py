@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +13,7 @@ from dynctl.documents.thresholds import ThresholdValues
 from dynctl.documents.workers import WorkerRow
 from dynctl.experiments.journal import ChangeJournal, FleetChange, Values
 from dynctl.experiments.operator import Operator
+from router_core import THRESHOLD_SETTINGS
 
 _NOTE: Final = "dynctl test sets it for some seconds"
 _READINGS: Final = 8
@@ -77,6 +78,12 @@ class FleetChanges:
             FleetChange("thresholds", model, before, dict(values), time.time(), process)
         ):
             yield
+
+    def only_threshold(
+        self, model: str, name: str, value: float
+    ) -> AbstractAsyncContextManager[None]:
+        """One busy threshold with a value, and none of the others. Raises DynctlError."""
+        return self.thresholds(model, {**dict.fromkeys(THRESHOLD_SETTINGS), name: value})
 
     @asynccontextmanager
     async def _made(self, change: FleetChange) -> AsyncIterator[None]:

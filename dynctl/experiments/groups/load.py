@@ -289,7 +289,7 @@ async def _limit_below(bench: Bench, answering: Sequence[WorkerRow]) -> Limited:
     model, number = answering[0].model, min(_HELD, len(answering))
     async with _held(bench, number, _HELD_TOKENS) as streams:
         below = await _share_below(bench, streams)
-        async with bench.changes.thresholds(model, {_THRESHOLD: below}):
+        async with bench.changes.only_threshold(model, _THRESHOLD, below):
             held = _busy(streams)
             busy = await _shown_busy(bench, held)
             probes = await _probe(bench, streams, _LIMIT_PROBES) if busy else []
@@ -318,7 +318,7 @@ async def _limit_above(bench: Bench, limited: Limited) -> Roomy | None:
         )
         if above > 1.0:
             return None
-        async with bench.changes.thresholds(rows[0].model, {_THRESHOLD: above}):
+        async with bench.changes.only_threshold(rows[0].model, _THRESHOLD, above):
             await bench.pause(_SHOWN_S)
             busy = [row for row in await _answering(bench) if row.busy]
             if any(_share(row, _high(row)) > above for row in busy):

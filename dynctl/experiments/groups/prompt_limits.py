@@ -25,7 +25,6 @@ from dynctl.experiments.groups.group import (
 from dynctl.experiments.groups.queue_order import pinned_chat, worker_of_prompts
 from dynctl.experiments.operator import UNREADABLE, FleetFacts
 from dynctl.findings.runner import Outcome, Passed, Skipped, Wrong, found
-from router_core import THRESHOLD_SETTINGS
 
 _TOKENS: Final = (1000, 4000)
 """Of a prompt that is computed while the worker is read; the longer one for fast workers."""
@@ -177,8 +176,7 @@ async def _measure_sides(
             values.append((_FRACTION, (limit + 0.5) / batched, limit))
     sides = []
     for text, (name, value, limit) in zip(texts, values, strict=False):
-        others = dict.fromkeys(THRESHOLD_SETTINGS)
-        async with bench.changes.thresholds(worker.model, {**others, name: value}):
+        async with bench.changes.only_threshold(worker.model, name, value):
             seen = await _compute(bench, worker, text)
         if seen.first is not None and seen.reply is not None:
             sides.append(Side(name, value, limit, seen.first, seen.reply, seen.later))

@@ -32,7 +32,7 @@ from dynctl.screens.render import render_result
 from dynctl.sources.client import AsyncFrontendClient
 from dynctl.sources.http import async_client
 from dynctl.top.header import last_test
-from router_core import RouterConfig, ThresholdsSet, busy
+from router_core import OK, RouterConfig, ThresholdsSet, busy
 from router_core.busy import BusyTracker, Thresholds
 from router_core.policies import BusyFilter
 from router_core.router_queue import QueueEntry
@@ -236,6 +236,33 @@ async def test_a_threshold_acts_and_is_put_back(number: int, tmp_path: Path):
     assert 0 < below < above < 2 * below
     assert held.active_decode_blocks_threshold is None
     assert not journals(tmp_path)
+
+
+class SeesThresholds(Fault):
+    """No fault: it sees the thresholds of each request."""
+
+    def __init__(self, fleet: Site) -> None:
+        super().__init__()
+        self._busy = fleet.service.router.busy
+        self.seen: list[Thresholds] = []
+
+    def request(self, body: Body) -> web.Response | None:
+        self.seen.append(self._busy.thresholds("demo"))
+        return None
+
+
+async def test_other_thresholds_do_not_act_while_one_is_tried(tmp_path: Path):
+    async with site(engines(2)) as fleet:
+        own = ThresholdsSet("demo", {"active_prefill_tokens_threshold": 100_000})
+        assert fleet.service.apply(own) == OK
+        proxy = SeesThresholds(fleet)
+        async with faulty_proxy(fleet.frontend.url, proxy) as url:
+            report = await result_of(url, only=("load",), changes=True, state=tmp_path)
+        held = fleet.service.router.busy.thresholds("demo")
+    assert states(report)["DYE0802"] is State.PASS
+    tried = [seen for seen in proxy.seen if seen.active_decode_blocks_threshold is not None]
+    assert {seen.active_prefill_tokens_threshold for seen in tried} == {None}
+    assert held.active_prefill_tokens_threshold == 100_000
 
 
 class AnswersAsBusy(Fault):
