@@ -13,6 +13,7 @@ from typing import Any, Final
 import aiohttp
 
 from tests.soak.site import ENGINES, LINKED, Site
+from tests.soak.verdict import RESTARTED
 
 _SHORTEST_S, _LONGEST_S = 2.0, 8.0
 
@@ -46,7 +47,7 @@ class Faults:
             "requests to an engine cut": self._cut_requests,
             "replica sync cut": self._cut_replicas,
             "frontend stopped": self._stop_frontend,
-            "frontend restarted": self._restart_frontend,
+            RESTARTED: self._restart_frontend,
         }
 
     async def one(self) -> None:
@@ -121,7 +122,7 @@ _PARTS: Final = {
     "requests to an engine cut": list(LINKED),
     "replica sync cut": ["a", "b"],
     "frontend stopped": ["b"],
-    "frontend restarted": ["b"],
+    RESTARTED: ["b"],
 }
 
 

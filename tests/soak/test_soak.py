@@ -21,7 +21,8 @@ def result(minutes: int = 60, **changes: Any) -> dict[str, Any]:
     samples = {name: [value] * minutes for name, value in flat.items()}
     samples["minutes"] = [float(minute) for minute in range(minutes)]
     samples |= changes.pop("samples", {})
-    return {"lost": [], "quiet": [QUIET], "samples": samples, "right_s": 2.0, **changes}
+    fixed = {"lost": [], "quiet": [QUIET], "faults": [], "right_s": 2.0}
+    return {**fixed, "samples": samples, **changes}
 
 
 def rising(minutes: int, start: float, an_hour: float) -> list[float]:
@@ -53,6 +54,14 @@ def test_descriptors_threads_and_tasks_that_grow_are_named():
     for name in ("descriptors a", "threads a", "tasks b"):
         (problem,) = problems(result(samples={name: rising(60, 40.0, 100.0)}))
         assert problem.startswith(f"{name} grew from ")
+
+
+def test_threads_of_a_frontend_that_was_restarted_may_grow():
+    faults = [{"at": 60.0, "kind": "frontend restarted", "of": "b"}]
+    growing = rising(60, 10.0, 10.0)
+    assert not problems(result(faults=faults, samples={"threads b": growing}))
+    for name in ("threads a", "tasks b"):
+        assert problems(result(faults=faults, samples={name: [10 * each for each in growing]}))
 
 
 def test_loads_and_index_must_be_right_in_time():

@@ -15,6 +15,8 @@ _FITTED_MIN: Final = 30.0
 #: Bytes an hour that the memory of a frontend may grow by; in a shorter run, bytes in all.
 GROWTH: Final = 2e6
 _SHORT_GROWTH: Final = 6e6
+#: The fault after which a frontend is a new process.
+RESTARTED: Final = "frontend restarted"
 #: What else must stay flat -> by how much it may grow.
 _FLAT: Final = {"descriptors": 16.0, "threads": 2.0, "tasks": 16.0}
 
@@ -61,9 +63,11 @@ def problems(result: Mapping[str, Any]) -> list[str]:
                 found.append(_late(check, name, seconds, result["right_s"]))
     samples = result["samples"]
     found += _growth(samples["minutes"], samples["memory a"])
+    restarted = {fault["of"] for fault in result["faults"] if fault["kind"] == RESTARTED}
     for name, values in samples.items():
-        kind = name.partition(" ")[0]
-        if kind in _FLAT:
+        kind, _, frontend = name.partition(" ")
+        # The pool of threads of a new process fills as it works.
+        if kind in _FLAT and not (kind == "threads" and frontend in restarted):
             found += _rise(name, warmed(samples["minutes"], values)[1], _FLAT[kind])
     return found
 
