@@ -186,6 +186,7 @@ def to_index_events(
     converter = _Converter(block_size, adapter_names, cache_namespace, is_eagle, salted, alone)
     for event in batch.events:
         converter.take(event)
+    converter.end_removal()
     return Converted(tuple(converter.events), tuple(converter.drops), converter.pairs)
 
 
@@ -193,7 +194,8 @@ def to_index_events(
 class _Converter:
     """Converts the events of one batch; the first fields are the parameters of `to_index_events`.
 
-    ``alone``: the group with a window that takes the place of full attention.
+    ``alone``: the group with a window that takes the place of full attention. ``removed``: names
+    in one event, of ``removed_from``, its tier and group: engines evict block by block.
     """
 
     block_size: int
@@ -205,8 +207,12 @@ class _Converter:
     events: list[CacheEvent] = field(default_factory=list)
     drops: list[Drop] = field(default_factory=list)
     pairs: bool | None = None
+    removed: list[int] = field(default_factory=list)
+    removed_from: tuple[str, int] = (DEVICE, 0)
 
     def take(self, event: Event) -> None:
+        if not isinstance(event, BlockRemoved):
+            self.end_removal()
         if isinstance(event, AllBlocksCleared):
             self.events.append(Cleared())
             if self.salted:
@@ -226,11 +232,19 @@ class _Converter:
         self.drops.append(Drop(code, blocks, value, expected))
 
     def _remove(self, event: BlockRemoved) -> None:
-        if event.block_hashes:
-            tier = _tier(event)
-            self.events.append(BlocksRemoved(event.block_hashes, tier, event.group_idx or 0))
-            if self.salted and tier == DEVICE:
-                _remember(self.salted, event.block_hashes, None)
+        tier, group = _tier(event), event.group_idx or 0
+        if self.removed_from != (tier, group):
+            self.end_removal()
+            self.removed_from = tier, group
+        self.removed += event.block_hashes
+        if self.salted and tier == DEVICE:
+            _remember(self.salted, event.block_hashes, None)
+
+    def end_removal(self) -> None:
+        """Add the event of the blocks that were removed one after the other."""
+        if self.removed:
+            self.events.append(BlocksRemoved(tuple(self.removed), *self.removed_from))
+            self.removed = []
 
     def _store(self, event: BlockStored) -> None:
         """Add the usable start of a run of blocks; the rest is dropped."""

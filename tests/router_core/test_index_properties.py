@@ -375,7 +375,7 @@ class ByName(PrefixIndex):
 def test_removals_of_neighbours_equal_removals_by_name(seed: int) -> None:
     """Workers with one hash function, which mostly drop the end of a prompt."""
     draw = random.Random(seed)
-    quick, plain = PrefixIndex(), ByName()
+    quick, plain, single = PrefixIndex(), ByName(), PrefixIndex()
     shared = tuple(range(40))
     prompts = [shared[: draw.randrange(41)] + (100 + n,) * 30 for n in range(8)]
     in_run = 0
@@ -384,6 +384,7 @@ def test_removals_of_neighbours_equal_removals_by_name(seed: int) -> None:
         names = sequence_hashes(prompt)
         if draw.random() < 0.4:
             assert quick.store(slot, None, names, prompt) == plain.store(slot, None, names, prompt)
+            single.store(slot, None, names, prompt)
         else:
             first = draw.randrange(len(names))
             part = names[first : first + draw.choice([2, 4, 8, 70])]
@@ -393,7 +394,10 @@ def test_removals_of_neighbours_equal_removals_by_name(seed: int) -> None:
                 part[draw.randrange(len(part))] = draw.choice(names)
             in_run += quick._names_in_run(slot, 1 << slot, part) is not None
             assert quick.remove(slot, part) == plain.remove(slot, part)
-        assert quick.block_count(slot) == plain.block_count(slot)
+            for name in part:
+                single.remove(slot, [name])
+        assert quick.block_count(slot) == plain.block_count(slot) == single.block_count(slot)
         for asked in map(sequence_hashes, prompts):
             assert quick.find_matches(asked) == plain.find_matches(asked)
+            assert quick.find_matches(asked) == single.find_matches(asked)
     assert in_run

@@ -301,6 +301,35 @@ def test_empty_events_vanish():
     assert converted.drops == ()
 
 
+def test_blocks_removed_one_after_the_other_are_one_event():
+    """Engines evict block by block; each event costs more than a block of it."""
+    converted = convert(
+        BlockRemoved((11,)),
+        BlockRemoved((12, 13)),
+        stored(),
+        BlockRemoved((14,)),
+        BlockRemoved((15,), medium="CPU"),
+        BlockRemoved((16,), medium="CPU", group_idx=1),
+        BlockRemoved((17,)),
+        AllBlocksCleared(),
+        BlockRemoved((18,)),
+    )
+    assert [
+        (list(event.block_hashes), event.tier, event.group) if isinstance(event, BlocksRemoved)
+        else type(event).__name__
+        for event in converted.events
+    ] == [
+        ([11, 12, 13], "device", 0),
+        "BlocksStored",
+        ([14], "device", 0),
+        ([15], "host_pinned", 0),
+        ([16], "host_pinned", 1),
+        ([17], "device", 0),
+        "Cleared",
+        ([18], "device", 0),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("changes", "tier"),
     [
