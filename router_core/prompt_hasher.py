@@ -6,7 +6,7 @@ and hashing can use it too. `PromptHasher` keeps the hashes of pieces of `PIECE`
 conversion to bytes, about a third of hashing it; a new prompt takes a tenth more.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 
@@ -34,20 +34,22 @@ class PromptHasher:
     """`hash_prompt` for one block size, with a bounded memory of what it hashed.
 
     ``max_blocks``: limit of remembered blocks, about 120 bytes each. A piece that was not used
-    while half of the limit was added is dropped. The results do not depend on the memory.
+    while as many were added is dropped. The results do not depend on the memory.
     """
 
-    __slots__ = ("_max_pieces", "_older", "_recent", "block_size")
+    __slots__ = ("_leaving", "_max_pieces", "_older", "_recent", "block_size")
 
     def __init__(self, block_size: int, max_blocks: int = 131_072) -> None:
         if block_size < 1:
             raise HashingError(f"block size is {block_size}; expected at least 1 token per block")
         self.block_size = block_size
-        self._max_pieces = max_blocks // PIECE // 2
-        # Two generations: a hit in the older one is copied to the recent one, and a full recent one
-        # becomes the older one. Strict LRU order would make every hit slower.
+        self._max_pieces = max_blocks // PIECE
+        # Two generations: a hit in the older one moves to the recent one, and a full recent one
+        # becomes the older one. Strict LRU order would make every hit slower. The older one is left
+        # piece by piece: 100,000 numbers freed at once would stop an event loop for milliseconds.
         self._recent: dict[int, _Piece] = {}
         self._older: dict[int, _Piece] = {}
+        self._leaving: Iterator[int] = iter(())
 
     def hash_prompt(
         self,
@@ -109,9 +111,15 @@ class PromptHasher:
     @property
     def remembered_blocks(self) -> int:
         """Blocks whose hashes are remembered, at most ``max_blocks``."""
-        return PIECE * len(self._recent.keys() | self._older.keys())
+        return PIECE * (len(self._recent) + len(self._older))
 
     def _remember(self, key: int, piece: _Piece) -> None:
+        older = self._older
         if len(self._recent) >= self._max_pieces:
-            self._older, self._recent = self._recent, {}
+            older = self._older = self._recent
+            self._recent, self._leaving = {}, iter(tuple(older))
+        if older.pop(key, None) is None:
+            for oldest in self._leaving:
+                if older.pop(oldest, None) is not None:
+                    break
         self._recent[key] = piece

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from router_core import prompt_hasher
 from router_core.errors import HashingError
-from router_core.hashing import hash_prompt
+from router_core.hashing import hash_blocks, hash_prompt
 from router_core.prompt_hasher import PIECE, PromptHasher
 
 
@@ -49,6 +49,32 @@ def test_a_prefix_seen_before_is_not_hashed_again(monkeypatch: pytest.MonkeyPatc
     assert longer.sequence[:-1] == first.sequence
     hasher.hash_prompt([7, *prompt[1:]])
     assert hashed == 1 + 3 * PIECE, "another first token makes every later block another one"
+
+
+def test_a_full_memory_drops_the_oldest_unused_piece_for_each_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hasher = PromptHasher(1, max_blocks=4 * PIECE)
+    hashed = 0
+
+    def counting(*arguments: Any) -> list[int]:
+        nonlocal hashed
+        hashed += 1
+        return hash_blocks(*arguments)
+
+    monkeypatch.setattr(prompt_hasher, "hash_blocks", counting)
+
+    def is_remembered(prompt: int) -> bool:
+        before = hashed
+        hasher.hash_prompt([prompt] * PIECE)
+        return hashed == before
+
+    assert not any(map(is_remembered, range(5)))
+    assert is_remembered(1)  # that of the fifth prompt took the place of the first one
+    assert not is_remembered(5)
+    assert not is_remembered(2)
+    assert hasher.remembered_blocks == 4 * PIECE
+    assert all(map(is_remembered, (1, 4, 5, 2)))
 
 
 def test_options_without_memory_are_passed_on() -> None:

@@ -89,19 +89,18 @@ class Site(Fleet):
         await self._fill_hashes("a")
 
     async def _fill_hashes(self, frontend: str) -> None:
-        """Route prompts until a frontend remembers nearly as many hashed blocks as it may: its
-        memory would grow for half an hour. One prompt more, and it forgets the older half."""
+        """Route prompts until a frontend remembers as many hashed blocks as it may: its memory
+        would grow for half an hour."""
         url = self.frontends[frontend].record["url"] + "/v1/route"
         draw = random.Random(0).randrange
         most = signature(PromptHasher).parameters["max_blocks"].default
-        blocks = last = 0
+        blocks = 0
         async with aiohttp.ClientSession() as client:
-            while blocks + last < most:
+            while blocks < most:
                 prompt = [draw(3, 400) for _ in range(_FILLING_TOKENS)]
                 async with client.post(url, json={"model": WHOLE, "prompt": prompt}) as response:
                     response.raise_for_status()
-                    last = (await response.json())["blocks"]
-                    blocks += last
+                    blocks += (await response.json())["blocks"]
 
     def _relay(self, address: str) -> Relay:
         return self._relays.enter_context(Relay(urlsplit(address).port or 0))
