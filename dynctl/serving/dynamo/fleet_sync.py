@@ -75,8 +75,7 @@ class _Pool:
 @dataclass(slots=True)
 class _Router:
     """Another router, by one of its channels. ``missed_at``: when messages of it were lost;
-    ``unsure``: the bookings from before that, of which the end may have been lost; ``idle``: the
-    ranks whose last report after it has no used blocks."""
+    ``unsure``: the bookings from before that, of which the end may have been lost."""
 
     name: str
     address: str
@@ -85,7 +84,6 @@ class _Router:
     lost: int = 0
     missed_at: float | None = None
     unsure: set[_Key] = field(default_factory=set)
-    idle: set[tuple[int, int]] = field(default_factory=set)
     bookings: dict[_Key, str] = field(default_factory=dict)
     share: Share = field(default_factory=Share)
 
@@ -114,6 +112,8 @@ class FleetSync(SharedBookings):
         self._pools: dict[EndpointId, _Pool] = {}
         self._pool_of: dict[int, EndpointId] = {}
         self._routers: dict[EventChannel, _Router] = {}
+        #: Rank -> when its last report arrived, where it has no used blocks.
+        self._idle_at: dict[tuple[int, int], float] = {}
         self._failed: set[EndpointId] = set()
         service.share_load(self)
 
@@ -177,6 +177,8 @@ class FleetSync(SharedBookings):
     def before(self, change: Change) -> None:
         super().before(change)
         if isinstance(change, WorkerLost):
+            for rank in [rank for rank in self._idle_at if rank[0] == change.worker_id]:
+                del self._idle_at[rank]
             for router in self._routers.values():
                 for key in [key for key in router.bookings if key[1] == change.worker_id]:
                     self._dismiss(router.bookings.pop(key))
@@ -202,26 +204,35 @@ class FleetSync(SharedBookings):
         """Workers report used blocks after each change. Active blocks are reported by any router,
         for its own view."""
         rank = (report.worker_id, report.dp_rank)
-        for router in self._routers.values():
-            if report.kv_used_blocks:
-                router.idle.discard(rank)
-            elif router.missed_at is not None and report.worker_id in self._pool_of:
-                router.idle.add(rank)
+        if report.kv_used_blocks:
+            self._idle_at.pop(rank, None)
+        elif report.worker_id in self._pool_of:
+            self._idle_at[rank] = self._clock()
 
     def _end_losses(self) -> None:
-        """End the bookings of idle ranks whose end may have been lost. Forget the losses before
-        which no booking of now was made."""
+        """End the bookings whose end may have been lost, where their rank had no used blocks since.
+        Forget the losses before which no booking of now was made.
+
+        A report may arrive before the message by which the loss is noticed, and an idle rank does
+        not report again, so its time is compared with that of the booking."""
         for router in self._routers.values():
             if router.missed_at is None or self._clock() - router.missed_at < _ARRIVED_S:
                 continue
             router.unsure &= router.bookings.keys()
-            for key in [key for key in router.unsure if key[1:] in router.idle]:
+            for key in [key for key in router.unsure if self._has_ended(router.bookings[key], key)]:
                 router.unsure.discard(key)
                 self._free(router.bookings.pop(key))
             if not router.unsure and self._clock() - router.missed_at > _UNSEEN_S:
                 router.missed_at = None
-                router.idle.clear()
                 self._service.clear_condition(codes.REPLICA_BEHIND, router.name)
+
+    def _has_ended(self, booking_id: str, key: _Key) -> bool:
+        """Whether the last report of its rank came after the booking and has no used blocks."""
+        idle_at = self._idle_at.get(key[1:])
+        return idle_at is not None and all(
+            idle_at > booking.booked_at
+            for booking in self._service.router.load.bookings(booking_id)
+        )
 
     def _emit(self, batch: list[SequenceEvent]) -> bool:
         by_pool: dict[EndpointId, list[SequenceEvent]] = {}
@@ -328,7 +339,6 @@ class FleetSync(SharedBookings):
         router.lost += count
         router.missed_at = self._clock()
         router.unsure |= router.bookings.keys()
-        router.idle.clear()
         self.missed["lost"] += count
         limit = self._service.router.config.active_request_expiry_secs
         self._service.set_condition(

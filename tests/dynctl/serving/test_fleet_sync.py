@@ -263,6 +263,23 @@ async def test_requests_of_a_router_end_with_its_channel(synced: Synced) -> None
     assert synced.sync.rows() == []
 
 
+async def test_a_worker_may_report_its_end_before_the_loss_of_messages_is_noticed(
+    synced: Synced,
+) -> None:
+    """It does not report again while it has nothing to do."""
+    decode = synced.worker(Role.DECODE)
+    channel = synced.receive(SequenceAdded("r1", decode, 0, (1,), 0, THEIRS))
+    synced.now = 0.5
+    synced.service.apply(LoadReported(decode, 0, kv_used_blocks=0))
+    synced.receive(SequenceAdded("r2", decode, 0, (2,), 0, THEIRS))
+    synced.now = 1.0
+    lost = ChannelCondition(ACTIVE_SEQUENCES, 0xFE, ChannelCode.EVENTS_DROPPED, "gap", 1)
+    synced.sync.take(channel, lost)
+    synced.now = 3.5
+    synced.service.expire()
+    assert synced.requests(decode) == 1, "r2 was booked after the report"
+
+
 async def test_lost_messages_are_a_condition_until_what_they_ended_expired(synced: Synced) -> None:
     decode = synced.worker(Role.DECODE)
     channel = synced.receive(SequenceAdded("r1", decode, 0, (1,), 0, THEIRS))
