@@ -10,10 +10,10 @@ from typing import Final
 from dynctl.base.errors import DynctlError
 from dynctl.documents.workers import WorkerRow
 from dynctl.experiments.canary import Chat, Reply
-from dynctl.experiments.groups.group import NO_CHANGES, NO_NAMES, Bench, TrialGroup
+from dynctl.experiments.groups.group import Bench, TrialGroup, changeable_fleet
 from dynctl.experiments.groups.reuse import reused
 from dynctl.experiments.journal import FleetChange
-from dynctl.experiments.operator import UNREADABLE, FleetFacts
+from dynctl.experiments.operator import FleetFacts
 from dynctl.findings.runner import Check, Outcome, Passed, Skipped, Wrong, found
 from dynctl.sources.frontend.source import substitutes
 from router_core import Role
@@ -63,13 +63,9 @@ async def _gather(bench: Bench) -> ChangeFacts:
 
 
 async def _change(bench: Bench) -> ChangedWorker | Skipped:
-    if not bench.changes.allowed:
-        return NO_CHANGES
-    if not bench.subject.names_workers:
-        return NO_NAMES
-    fleet = await bench.operator.fleet(bench.subject.model)
-    if fleet is None:
-        return Skipped(f"the workers are unknown: {UNREADABLE}")
+    fleet = await changeable_fleet(bench)
+    if isinstance(fleet, Skipped):
+        return fleet
     worker = _spare_worker(fleet)
     if worker is None:
         return Skipped(

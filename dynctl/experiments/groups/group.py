@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from dynctl.experiments.canary import CanaryClient, Chat, Reply
 from dynctl.experiments.changes import FleetChanges
-from dynctl.experiments.operator import FleetFacts, Operator
+from dynctl.experiments.operator import UNREADABLE, FleetFacts, Operator
 from dynctl.experiments.prompts import Prompts
 from dynctl.findings.runner import Check, Skipped
 from dynctl.wire.prometheus_text import read_samples
@@ -123,6 +123,16 @@ async def count_running(bench: Bench) -> float | None:
         return fleet.active_requests
     gauge, running = await running_requests(bench.client)
     return running if gauge else None
+
+
+async def changeable_fleet(bench: Bench) -> FleetFacts | Skipped:
+    """The workers of the model; or why none of them can be changed for a test."""
+    if not bench.changes.allowed:
+        return NO_CHANGES
+    if not bench.subject.names_workers:
+        return NO_NAMES
+    fleet = await bench.operator.fleet(bench.subject.model)
+    return Skipped(f"the workers are unknown: {UNREADABLE}") if fleet is None else fleet
 
 
 async def is_shared(bench: Bench, own: int) -> bool:

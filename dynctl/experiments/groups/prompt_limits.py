@@ -14,16 +14,15 @@ from dynctl.base.errors import DynctlError
 from dynctl.documents.workers import WorkerRow
 from dynctl.experiments.canary import Reply
 from dynctl.experiments.groups.group import (
-    NO_CHANGES,
-    NO_NAMES,
     REFUSED,
     SHARED,
     Bench,
+    changeable_fleet,
     is_shared,
     refusal,
 )
 from dynctl.experiments.groups.queue_order import pinned_chat, worker_of_prompts
-from dynctl.experiments.operator import UNREADABLE, FleetFacts
+from dynctl.experiments.operator import FleetFacts
 from dynctl.findings.runner import Outcome, Passed, Skipped, Wrong, found
 
 _TOKENS: Final = (1000, 4000)
@@ -126,13 +125,9 @@ class PromptLimits:
 
 async def try_prompt_limits(bench: Bench) -> PromptLimits | Skipped:
     """Let a worker compute prompts, with each threshold just below and just above them."""
-    if not bench.changes.allowed:
-        return NO_CHANGES
-    if not bench.subject.names_workers:
-        return NO_NAMES
-    fleet = await bench.operator.fleet(bench.subject.model)
-    if fleet is None:
-        return Skipped(f"the workers are unknown: {UNREADABLE}")
+    fleet = await changeable_fleet(bench)
+    if isinstance(fleet, Skipped):
+        return fleet
     worker = worker_of_prompts(fleet)
     if worker is None:
         return Skipped("no ready worker with one rank computes prompts")
