@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -13,7 +13,7 @@ import pytest
 from tests.contract.etcd_server import EtcdServer
 from tests.contract.nats_accounts import NatsUsers
 from tests.contract.nats_server import NatsServer
-from tests.dynamo.fleet import DynamoFleet
+from tests.dynamo.fleet import DynamoFleet, Worker
 from tests.dynamo.ours import OurFrontend, our_frontend, wait
 from tests.dynamo.plans import WorkerPlan
 from tests.planes.relay import Relay
@@ -109,23 +109,34 @@ def test_one_of_two_frontends_is_cut_off_from_nats(pair: Pair, scores: Scores) -
     assert not others.lost, others.lost[:3]
 
 
+@contextmanager
+def late_worker(workers: DynamoFleet) -> Iterator[Worker]:
+    """One more worker; Dynamo's frontend is not asked, as another test may have ended it."""
+    worker = workers.start_worker(WorkerPlan("late"), wait=False)
+    try:
+        workers.wait_until(worker.learn_instance_id, "the new worker's id", seconds=60)
+        yield worker
+    finally:
+        workers.kill("late", signal.SIGTERM)
+
+
 def test_one_of_two_frontends_does_not_see_a_worker_that_came(
     pair: Pair, workers: DynamoFleet, scores: Scores
 ) -> None:
     """Half of the workers: it says that its view is old, and has them all after the heal."""
     fault = "one of two frontends cut off from etcd, a worker comes and goes"
-    with scores.traffic(fault, pair.far) as requests:
-        with ExitStack() as stack:
-            for relay in pair.to_etcd:
-                stack.enter_context(relay.cut())
-            worker = workers.start_worker(WorkerPlan("late"))
-            wait(pair.near, lambda: len(pair.near.ready()) == 3, "the new worker")
-            assert "DISCOVERY_INTERRUPTED" in codes(pair.far)
-            assert len(pair.far.workers()) == 2
-        began = time.monotonic()
-        wait(pair.far, lambda: worker.instance_id in pair.far.ready(), "the new worker")
-        requests.right_s = time.monotonic() - began
-    assert not requests.lost, requests.lost[:3]
-    wait(pair.far, pair.agree, "equal views")
-    workers.kill("late", signal.SIGTERM)
+    with ExitStack() as life:
+        with scores.traffic(fault, pair.far) as requests:
+            with ExitStack() as stack:
+                for relay in pair.to_etcd:
+                    stack.enter_context(relay.cut())
+                worker = life.enter_context(late_worker(workers))
+                wait(pair.near, lambda: len(pair.near.ready()) == 3, "the new worker")
+                assert "DISCOVERY_INTERRUPTED" in codes(pair.far)
+                assert len(pair.far.workers()) == 2
+            began = time.monotonic()
+            wait(pair.far, lambda: worker.instance_id in pair.far.ready(), "the new worker")
+            requests.right_s = time.monotonic() - began
+        assert not requests.lost, requests.lost[:3]
+        wait(pair.far, pair.agree, "equal views")
     wait(pair.far, lambda: len(pair.far.workers()) == 2, "the worker to leave")
