@@ -28,8 +28,6 @@ RUNGS: Final = {
 #: What requests can be grouped by.
 BY: Final = ("model", "domain", "tenant", "hour", "worker")
 UNEXPLAINED: Final = "unexplained"
-#: What to do where a live router had no request.
-RECORD_MORE: Final = "send requests while it records, or record for longer: --for 5m"
 
 
 class CauseText(NamedTuple):

@@ -38,6 +38,11 @@ KINDS: Final = (
 #: Sources that see another router's choices, and what these do not publish.
 OF_DYNAMO: Final = frozenset({"observe", "dynamo"})
 NO_PROMPT_HASHES: Final = "Dynamo publishes no prompt hashes of requests with a prefill hop"
+NO_DECISIONS: Final = "no frontend publishes its decisions"
+#: What to do then.
+PUBLISH_DECISIONS: Final = "start the frontends with --router-mode kv --router-replica-sync"
+#: What to do where a router had no request.
+RECORD_MORE: Final = "send requests while it records, or record for longer: --for 5m"
 NO_OUTCOMES: Final = "Dynamo does not publish what its engines reused"
 
 

@@ -31,6 +31,9 @@ from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import named_in_errors, open_regular, single_line
 from dynctl.documents.recording import (
     KINDS,
+    NO_DECISIONS,
+    PUBLISH_DECISIONS,
+    RECORD_MORE,
     Arrived,
     Changed,
     Decided,
@@ -594,6 +597,8 @@ def recording_report(path: Path, *, skip_bad: bool = False) -> RecordingReport:
                 notes.append(record.text)
     if not last:
         notes.append("the file has no records" + (f": {notes.pop()}" if notes else ""))
+    elif start is not None and not counts["Arrived"] and not counts["Decided"]:
+        notes.append(_without_requests(start))
     report = RecordingReport(
         file=str(path),
         bytes=path.stat().st_size,
@@ -618,6 +623,13 @@ def recording_report(path: Path, *, skip_bad: bool = False) -> RecordingReport:
         version=start.version,
         missing=sorted(set(KINDS) - start.complete),
     )
+
+
+def _without_requests(start: Start) -> str:
+    """Why a recording has no requests, and what to do."""
+    if "decisions" not in start.complete:
+        return f"requests are unknown: {NO_DECISIONS}; {PUBLISH_DECISIONS}"
+    return f"no requests are recorded: {RECORD_MORE}"
 
 
 def chunk_header(data: bytes, offset: int = 0) -> ChunkHeader | None:

@@ -9,7 +9,6 @@ from itertools import islice
 from dynctl.base.quantities import percent
 from dynctl.documents.hits import (
     CAUSES,
-    RECORD_MORE,
     RUNGS,
     HitsBreak,
     HitsCause,
@@ -18,6 +17,7 @@ from dynctl.documents.hits import (
     HitsRung,
     best_trial,
 )
+from dynctl.documents.recording import RECORD_MORE
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import Column, number_column, table
 from dynctl.screens.numbers import plural

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dynctl.base.quantities import percent
-from dynctl.documents.hits import RECORD_MORE
 from dynctl.documents.hot import HotPrefix, HotReport
+from dynctl.documents.recording import RECORD_MORE
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import Column, number_column, or_dash, table
 from dynctl.screens.numbers import data_size, plural

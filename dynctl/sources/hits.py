@@ -19,7 +19,13 @@ from dynctl.base.signals import sigterm_like_ctrl_c
 from dynctl.documents.doubts import doubt
 from dynctl.documents.hits import HitsCause, HitsReport, best_trial
 from dynctl.documents.hot import HotReport
-from dynctl.documents.recording import NO_PROMPT_HASHES, Record, Start
+from dynctl.documents.recording import (
+    NO_DECISIONS,
+    NO_PROMPT_HASHES,
+    PUBLISH_DECISIONS,
+    Record,
+    Start,
+)
 from dynctl.documents.recording_file import RecordingFile
 from dynctl.health.hits import Ladder, Window
 from dynctl.health.hits.hot import HotPrefixes
@@ -367,8 +373,7 @@ def _expect_requests_known(report: HitsReport, paths: Sequence[Path]) -> None:
     starts = (next(iter(file), None) for file in opened)
     if any(isinstance(start, Start) and "decisions" not in start.complete for start in starts):
         raise UsageProblem(
-            f"{report.source}: requests are unknown: no frontend publishes its decisions",
-            "start the frontends with --router-mode kv --router-replica-sync",
+            f"{report.source}: requests are unknown: {NO_DECISIONS}", PUBLISH_DECISIONS
         )
 
 

@@ -402,6 +402,21 @@ def test_the_screen_of_nothing_says_why():
     assert "no request to judge\nsend requests while it records, or record for longer" in nothing
 
 
+def test_a_recording_without_a_request_names_the_next_step(dynctl, tmp_path: Path):
+    def noted(kinds: set[str], *more: Any) -> str:
+        path = tmp_path / "a.dynrec"
+        start = Start(1.0, "frontend", "test", "1", complete=frozenset(kinds))
+        path.write_bytes(encode_records([start, *more]))
+        return " ".join(dynctl("record", "--show", path).out.split())
+
+    assert "no requests are recorded: send requests while it records" in noted({"decisions"})
+    silent = noted({"workers"})
+    assert "requests are unknown: no frontend publishes its decisions; start the" in silent
+    assert "--router-mode kv --router-replica-sync" in silent
+    for one in (Arrived(1.0, "r", "tiny", 64, 16), Decided(1.0, "r", "tiny", (1, 0), None)):
+        assert "note" not in noted({"decisions"}, one)
+
+
 @pytest.mark.parametrize("command", ["hits", "hot"])
 def test_a_live_source_without_a_request_names_the_next_step(
     dynctl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
