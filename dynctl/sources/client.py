@@ -22,18 +22,21 @@ from dynctl.documents.workers import WorkerRow, WorkersAnswer, decode_workers
 from dynctl.sources.http import (
     WEB_PAGE,
     HttpFrontend,
+    error_code,
     error_message,
     json_object,
     read_response,
     threshold_values,
 )
 from dynctl.sources.query import RouteQuery, choose_model
+from dynctl.sources.source import UNKNOWN_DECISION_HINT, AmbiguousDecision
 from dynctl.wire.nvext import SESSION_HEADERS, NvExt
 
 #: A larger response is not from a frontend of ours.
 MAX_BYTES: Final = 512 * 1024 * 1024
 TOKEN_REQUIRED: Final = "a token is required"  # noqa: S105  not a token
 TOKEN_HINT: Final = "set DYNCTL_TOKEN, or give --token TOKEN"  # noqa: S105  not a token
+_REFUSED_HINT: Final = "set the --admin-token of that dynctl serve: DYNCTL_TOKEN, or --token TOKEN"
 #: How the 404 of a Dynamo frontend and of engines for an unknown path begins.
 _NO_ROUTE: Final = ("route not found", "no route ")
 #: What other programs answer to a path that they do not have.
@@ -42,6 +45,25 @@ _VERSION_HINT: Final = (
     "for a Dynamo add its --discovery; before an engine start a frontend: dynctl serve frontend "
     "--worker URL"
 )
+
+
+def refused_caller(address: str, response: httpx.Response) -> UsageProblem:
+    """The error of a frontend that refuses the token or the caller (401, 403).
+
+    A dynctl frontend names the reason in a code, and the command line shows its own words for it.
+    """
+    status, message = response.status_code, error_message(response)
+    match error_code(response):
+        case "token_needed":
+            return UsageProblem(f"{address} needs a token ({status})", TOKEN_HINT)
+        case "invalid_token":
+            return UsageProblem(f"{address} refuses the token ({status})", _REFUSED_HINT)
+        case "not_the_operator":
+            # "POST /v1/workers: PROBLEM; WHAT TO DO"
+            problem = message.partition(": ")[2] or message
+            return UsageProblem(f"{address} refuses this caller ({status}): {problem}")
+    shown = f": {message}" if message else ""
+    return UsageProblem(f"{address} needs a token ({status}){shown}", TOKEN_HINT)
 
 
 class FrontendClient(HttpFrontend):
@@ -220,11 +242,11 @@ class FrontendClient(HttpFrontend):
             return response
         message = error_message(response)
         if status in (401, 403):
-            raise UsageProblem(f"{self.url}{path} needs a token ({status}): {message}", TOKEN_HINT)
+            raise refused_caller(f"{self.url}{path}", response)
         if status == 404 and path == "/v1/view":
             raise UsageProblem(f"{self.url} cannot save views (404): {message}")
         if path.startswith("/v1/decisions/") and status in (400, 404) and message:
-            raise UsageProblem(f"{self.url}: {message}")
+            raise _unknown_decision(f"{self.url}: {message}", error_code(response))
         plain = message.lower()
         if status == 404 and (plain in _NOT_OURS or plain.startswith(_NO_ROUTE)):
             raise UsageProblem(f"{self.url}{path}: 404, not a dynctl frontend", _VERSION_HINT)
@@ -233,6 +255,13 @@ class FrontendClient(HttpFrontend):
         if status >= 500:
             raise Unreachable(f"{self.url}{path} failed with {status}: {message}")
         raise UsageProblem(f"{self.url}{path} answered {status}: {message}")
+
+
+def _unknown_decision(problem: str, code: str) -> UsageProblem:
+    """The error for an id with which a frontend has no decision, or several; ``code``: its own."""
+    if code == "ambiguous_decision":
+        return AmbiguousDecision(problem)
+    return UsageProblem(problem, UNKNOWN_DECISION_HINT if code == "unknown_decision" else "")
 
 
 class AsyncFrontendClient:

@@ -234,6 +234,13 @@ def error_message(response: httpx.Response) -> str:
     return str(error)[:500]
 
 
+def error_code(response: httpx.Response) -> str:
+    """The code of an error in OpenAI's shape; empty where there is none."""
+    error = json_object(response).get("error")
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if isinstance(code, str) else ""
+
+
 def threshold_values(row: ModelThresholds) -> Thresholds:
     return {name: getattr(row, name) for name in THRESHOLD_SETTINGS}
 

@@ -48,7 +48,12 @@ from dynctl.documents.snapshot import Alert, DecisionLine, Header, Part, Snapsho
 from dynctl.documents.view import SavedView
 from dynctl.documents.workers import WorkerRow
 from dynctl.sources.alerts import condition_alert
-from dynctl.sources.source import LiveSource, Source
+from dynctl.sources.source import (
+    UNKNOWN_DECISION_HINT,
+    AmbiguousDecision,
+    LiveSource,
+    Source,
+)
 from dynctl.sources.view import ViewSource
 from router_core import (
     Booked,
@@ -436,13 +441,14 @@ class RecordedMoment(ViewSource):
                 if record.id.endswith(wanted):
                     last.setdefault(record.id, record)
         if len(last) > 1:
-            ids = ", ".join(list(last)[:_MATCHES])
-            raise UsageProblem(f"{wanted!r} matches several decisions: {ids}")
+            ids = ", ".join(list(last)[:_MATCHES]) + (", .." if len(last) > _MATCHES else "")
+            raise AmbiguousDecision(f"{wanted!r} matches several decisions: {ids}")
         if not last:
             shown = "decision" if wanted is None else f"decision {wanted[:64]!r}"
+            counted = "dynctl record --show FILE counts what it has"
             raise UsageProblem(
                 f"{self.title}: it has no {shown} up to then",
-                "dynctl record --show FILE counts what it has",
+                counted if wanted is None else UNKNOWN_DECISION_HINT,
             )
         return next(iter(last.values()))
 

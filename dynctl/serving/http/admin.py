@@ -222,7 +222,8 @@ class Admin:
                 raise bad_request(_ambiguous_message(wanted, ids), code="ambiguous_decision")
             attempts = self._memory.attempts(ids[0]) if ids else ()
         if not attempts:
-            raise not_found(self._not_kept_message(wanted), code="unknown_decision")
+            code = "unknown_decision" if self._memory.max_bytes else "decisions_not_kept"
+            raise not_found(self._not_kept_message(wanted), code=code)
         *earlier, last = attempts
         rows = [self._row(kept, kept.plan) for kept in earlier]
         return past_decision(

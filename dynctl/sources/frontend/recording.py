@@ -13,7 +13,7 @@ from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import Unreachable, UsageProblem, file_problem, network_reason
 from dynctl.documents.recording_file import HEADER, chunk_header
 from dynctl.serving.records.recorder import FileSink
-from dynctl.sources.client import TOKEN_HINT
+from dynctl.sources.client import refused_caller
 from dynctl.sources.http import CONNECT_S, error_message, frontend_url, tls_context, tls_hint
 
 #: Seconds without a chunk: a recording has a sign of life every 5 s.
@@ -141,7 +141,7 @@ async def _check(url: str, response: httpx.Response) -> None:
     await response.aread()
     message, status = error_message(response), response.status_code
     if status in (401, 403):
-        raise UsageProblem(f"{url}/v1/recording needs a token ({status}): {message}", TOKEN_HINT)
+        raise refused_caller(f"{url}/v1/recording", response)
     if status == 404:
         raise UsageProblem(
             f"{url}/v1/recording: 404, not a dynctl frontend of this version",

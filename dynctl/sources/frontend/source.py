@@ -19,6 +19,7 @@ from dynctl.documents.thresholds import Thresholds, ThresholdValues
 from dynctl.documents.workers import CordonChange, WorkerChange, WorkerRow
 from dynctl.sources.client import FrontendClient
 from dynctl.sources.query import RouteQuery
+from dynctl.sources.source import AmbiguousDecision
 
 if TYPE_CHECKING:
     from dynctl.sources.thresholds.replicas import Replica
@@ -223,11 +224,15 @@ class FrontendSource:
             return self._last_decision()
         results: dict[str, RouteResult] = {}
         problem: DynctlError | None = None
+        ambiguous: AmbiguousDecision | None = None
         for client in self.clients:
             try:
                 result = client.decision(decision_id)
             except Unreachable as error:
                 problem = error
+                continue
+            except AmbiguousDecision as error:
+                ambiguous = error
                 continue
             except UsageProblem as error:
                 # A replica without a response may have the decision.
@@ -236,9 +241,11 @@ class FrontendSource:
             if result.id == decision_id:
                 return result
             results[result.id] = result
+        if ambiguous is not None:
+            raise ambiguous
         if len(results) > 1:
             ids = ", ".join(results)
-            raise UsageProblem(f"{decision_id!r} matches several decisions: {ids}")
+            raise AmbiguousDecision(f"{decision_id!r} matches several decisions: {ids}")
         if results:
             return results.popitem()[1]
         raise problem if problem is not None else UsageProblem("no frontend is set")

@@ -222,7 +222,7 @@ def test_a_replica_that_wants_another_token_has_the_others_set_back(dynctl, flee
     ran = dynctl(
         "thresholds", "set", *named(mine, other), "--token", "mine", "--active-prefill-tokens", "5"
     )
-    assert (ran.code, "needs a token (401)" in ran.err) == (2, True)
+    assert (ran.code, "refuses the token (401)" in ran.err) == (2, True)
     assert [one.thresholds()[TOKENS] for one in (mine, other)] == [None, None]
 
 

@@ -61,6 +61,12 @@ def test_too_slow(dynctl, server):
         (404, b"<html>\n<h1>Not Found</h1></html>", 2, "404, not a dynctl frontend"),
         (502, b"<!DOCTYPE HTML>\n<html>", 3, "failed with 502: a web page"),
         (401, b'{"error": {"message": "a token is needed"}}', 2, "needs a token (401): a token"),
+        (
+            403,
+            b'{"error": {"code": "not_the_operator", "message": "GET /v1/workers: no; send it"}}',
+            2,
+            "refuses this caller (403): no; send it",
+        ),
         (400, b'{"error": {"message": "limit: too high"}}', 2, "answered 400: limit: too high"),
         (500, b"oops", 3, "failed with 500: oops"),
         (503, b'{"error": "draining"}', 3, "failed with 503: draining"),

@@ -415,13 +415,20 @@ async def test_the_command_lines_client_reads_all_of_it():
             assert source.decision("1").id == "r1"
             decide(service, "x1", wall=1_001.0)
             assert [row.id for row in source.recent_decisions(1)] == ["x1"]
-            with pytest.raises(UsageProblem, match="'1' matches several decisions: x1, r1"):
+            with pytest.raises(UsageProblem, match="'1' matches several decisions: x1, r1") as two:
                 source.decision("1")
-            with pytest.raises(UsageProblem, match="no decision 'r9' is kept"):
+            assert two.value.hint == "give one of these IDs, or more of its last characters"
+            with pytest.raises(UsageProblem, match="no decision 'r9' is kept") as none:
                 source.decision("r9")
+            assert none.value.hint == "dynctl why without an ID lists the last decisions"
             with pytest.raises(UsageProblem, match=r"must be between 0\.0 and 1\.0, got 2"):
                 source.set_thresholds("tiny", {"active_decode_blocks_threshold": 2})
-            with pytest.raises(UsageProblem, match="needs a token"):
+            with pytest.raises(UsageProblem) as missing:
                 FrontendClient(source.url).save()
+            assert missing.value.message == f"{source.url}/v1/view needs a token (401)"
+            with pytest.raises(UsageProblem) as wrong:
+                FrontendClient(source.url, "another").save()
+            assert wrong.value.message == f"{source.url}/v1/view refuses the token (401)"
+            assert "--admin-token of that dynctl serve" in wrong.value.hint
 
         await asyncio.to_thread(ask)

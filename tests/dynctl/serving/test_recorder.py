@@ -222,7 +222,7 @@ async def test_a_client_streams_a_recording_of_whole_chunks(tmp_path: Path):
                 fleet.frontend.url, token, to, timeout=10, seconds=seconds, max_bytes=1 << 20
             )
 
-        with pytest.raises(UsageProblem, match="needs a token"):
+        with pytest.raises(UsageProblem, match=r"/v1/recording needs a token \(401\)$"):
             await asyncio.to_thread(copy, None, tmp_path / "no", 1)
         assert not (tmp_path / "no").exists()
         reading = asyncio.create_task(asyncio.to_thread(copy, "t0ken", path, 2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from dynctl.sources.frontend import live as frontend_module
 from dynctl.sources.frontend.live import LiveFrontends
 from dynctl.sources.frontend.source import FrontendSource
 from dynctl.sources.query import DecisionQuery
+from dynctl.sources.source import AmbiguousDecision
 from dynctl.top.header import numbers
 from router_core import Booked, Freed, RouterConfig
 from tests.dynctl.serving.fleets import WORDS, chat_body, site, until, zone
@@ -315,3 +317,18 @@ async def test_nothing_is_left_behind():
             await source.snapshot()
             assert left()
         await until(lambda: not left())
+
+
+def test_an_id_that_is_ambiguous_at_one_replica_is_ambiguous(monkeypatch: pytest.MonkeyPatch):
+    """The decision of another replica is one of several with that end."""
+
+    def decision(client: FrontendClient, decision_id: str) -> SimpleNamespace:
+        if client.url.endswith("1"):
+            raise AmbiguousDecision(f"{decision_id!r} matches several decisions: a1, b1")
+        return SimpleNamespace(id="c1" if decision_id == "1" else decision_id)
+
+    monkeypatch.setattr(FrontendClient, "decision", decision)
+    source = FrontendSource(["http://10.0.0.1:1", "http://10.0.0.1:2"])
+    with pytest.raises(AmbiguousDecision, match="a1, b1"):
+        source.decision("1")
+    assert source.decision("c1").id == "c1"

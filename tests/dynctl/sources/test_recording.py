@@ -210,10 +210,15 @@ def test_a_decision_is_explained_as_it_was(tmp_path: Path) -> None:
     assert source.decision(None).id == IDS[-1]
     assert source.decision("sion-7").id == IDS[7]
     assert RecordedMoment(path, "+5s").decision(None).id == IDS[4]
-    with pytest.raises(UsageProblem, match="it has no decision 'decision-9' up to then"):
+    with pytest.raises(UsageProblem, match="it has no decision 'decision-9' up to then") as unknown:
         RecordedMoment(path, "+5s").decision("decision-9")
-    with pytest.raises(UsageProblem, match="matches several decisions"):
+    assert unknown.value.hint == "dynctl why without an ID lists the last decisions"
+    with pytest.raises(UsageProblem, match="matches several decisions") as several:
         source.decision("1")
+    assert several.value.message.endswith(": decision-11, decision-1")
+    assert several.value.hint == "give one of these IDs, or more of its last characters"
+    with pytest.raises(UsageProblem, match=r"decision-2, \.\.$"):
+        source.decision("")
 
 
 def test_a_kept_document_is_the_explanation(tmp_path: Path) -> None:
