@@ -1,12 +1,19 @@
-"""Changes of a dynctl frontend that a test makes, and puts back."""
+"""Changes of a fleet that a test makes: those of a dynctl frontend, which it puts back, and the
+restart of a worker by a command of the user."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import shlex
+import string
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from dynctl.base.errors import DynctlError, UsageProblem
 from dynctl.documents.thresholds import ThresholdValues
@@ -19,16 +26,103 @@ _NOTE: Final = "dynctl test sets it for some seconds"
 _READINGS: Final = 8
 """Each has a connection of its own; of two frontends, one answers all of them in 1 of 128 cases."""
 _NOT_ALLOWED: Final = "--allow-changes is not set"
+_KEPT_OUTPUT: Final = 4096
+_NAMES: Final = ("worker", "host", "port")
+
+
+@dataclass(frozen=True, slots=True)
+class RestartCommand:
+    """The command that restarts a worker, as words with ``{worker}``, ``{host}`` and ``{port}``."""
+
+    words: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> RestartCommand:
+        """Read ``--restart``. Raises UsageProblem."""
+        hint = "for example: --restart 'docker restart {worker}'"
+        try:
+            words = tuple(shlex.split(text))
+            fields = _fields(words)
+        except ValueError as error:
+            raise UsageProblem(f"--restart {text}: {error}", hint) from None
+        unknown = sorted(fields.difference(_NAMES))
+        if unknown:
+            raise UsageProblem(
+                f"--restart {text}: unknown {{{unknown[0]}}}",
+                "known: {worker}, {host}, {port}; write {{ for a brace",
+            )
+        if not fields:
+            raise UsageProblem(f"--restart {text}: it does not say which worker", hint)
+        return cls(words)
+
+    def __str__(self) -> str:
+        return shlex.join(self.words)
+
+    def of(self, worker: WorkerRow) -> list[str]:
+        """The words for one worker. Raises UsageProblem where its address is needed and unknown."""
+        try:
+            url = urlsplit(worker.endpoint or "")
+            host, port = url.hostname, url.port
+        except ValueError:
+            host, port = None, None
+        values = {"worker": worker.name, "host": host, "port": port}
+        for name in sorted(_fields(self.words)):
+            if values[name] is None:
+                raise UsageProblem(
+                    f"--restart {self}: the {name} of worker {worker.name} is unknown, its address "
+                    f"is {worker.endpoint or 'not shown'}",
+                    "use {worker}",
+                )
+        return [word.format(**values) for word in self.words]
+
+    async def run(self, worker: WorkerRow, seconds: float) -> str:
+        """Run it for a worker, and end it after ``seconds``; why it failed, empty if it did not."""
+        words = self.of(worker)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *words,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+            )
+        except OSError as error:
+            return f"{words[0]}: {error.strerror}"
+        try:
+            async with asyncio.timeout(seconds):
+                output = await _end_of(process.stdout)
+                code = await process.wait()
+        except TimeoutError:
+            return f"it did not end within {seconds:.0f} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        return f"exit code {code}: {output}" if code else ""
+
+
+def _fields(words: Sequence[str]) -> set[str]:
+    """The names in braces. Raises ValueError."""
+    parsed = (part for word in words for part in string.Formatter().parse(word))
+    return {name for _, name, _, _ in parsed if name is not None}
+
+
+async def _end_of(stream: asyncio.StreamReader | None) -> str:
+    """The last line of an output, read to its end."""
+    kept = b""
+    while stream is not None and (data := await stream.read(_KEPT_OUTPUT)):
+        kept = (kept + data)[-_KEPT_OUTPUT:]
+    lines = kept.decode(errors="replace").split("\n")
+    return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "no output")
 
 
 @asynccontextmanager
 async def opened_changes(
-    operator: Operator, *, allowed: bool, state: Path | None
+    operator: Operator, *, allowed: bool, state: Path | None, restart: RestartCommand | None = None
 ) -> AsyncIterator[FleetChanges]:
     """The changes of a server by tests. ``allowed``: what an earlier test left is put back at
     once, and no other test changes the server meanwhile. Raises UsageProblem."""
     journal = ChangeJournal(operator.client.url, state)
-    changes = FleetChanges(operator, journal, allowed=allowed)
+    changes = FleetChanges(operator, journal, allowed=allowed, restart=restart)
     try:
         if allowed:
             journal.open()
@@ -45,10 +139,19 @@ class FleetChanges:
     """Makes changes, if ``allowed``; each is in the journal before it is made.
 
     ``mended``: what an earlier test left and is put back; ``left``: what is not, with the reason.
+    ``restart``: restarts a worker, None without a command for it.
     """
 
-    def __init__(self, operator: Operator, journal: ChangeJournal, *, allowed: bool) -> None:
+    def __init__(
+        self,
+        operator: Operator,
+        journal: ChangeJournal,
+        *,
+        allowed: bool,
+        restart: RestartCommand | None = None,
+    ) -> None:
         self.allowed = allowed
+        self.restart = restart if allowed else None
         self.mended: list[FleetChange] = []
         self.left: list[tuple[FleetChange, str]] = []
         self._operator = operator
@@ -143,21 +246,23 @@ class FleetChanges:
         return first.process
 
     def _present(self, change: FleetChange) -> Values:
-        """The values now. Raises UsageProblem where the worker or model is gone."""
+        """The values now. Raises UsageProblem where the model is gone."""
         client = self._operator.client
         if change.kind == "cordon":
             rows: Sequence[WorkerRow] = client.workers()
             row = next((row for row in rows if row.name == change.name), None)
-            present: Values | None = None if row is None else {"cordoned": row.cordoned}
-        else:
-            present = client.thresholds().get(change.name)
+            # The frontend keeps the cordon of a worker that left for its return.
+            return {"cordoned": row is None or row.cordoned}
+        present = client.thresholds().get(change.name)
         if present is None:
             raise UsageProblem(f"{change.name} left; the frontend keeps the change for its return")
         return present
 
     def _set(self, change: FleetChange, values: Values) -> None:
         client = self._operator.client
-        if change.kind == "cordon":
-            client.cordon(change.name, cordoned=bool(values["cordoned"]))
-        else:
+        if change.kind != "cordon":
             client.set_thresholds(change.name, values)
+        elif values["cordoned"]:
+            client.cordon(change.name, cordoned=True)
+        else:
+            client.lift_cordon(change.name)

@@ -14,9 +14,10 @@ from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
 from dynctl.documents.trial import Spent, TrialReport
 from dynctl.documents.workers import WorkerRow
 from dynctl.experiments.canary import MOST_AT_ONCE, BudgetSpent, CanaryBudget, CanaryClient, Chat
-from dynctl.experiments.changes import opened_changes
-from dynctl.experiments.groups.all import GROUPS, NOT_TESTED
+from dynctl.experiments.changes import RestartCommand, opened_changes
+from dynctl.experiments.groups.all import GROUPS, NOT_RESTARTED
 from dynctl.experiments.groups.group import Bench, Subject, TrialGroup
+from dynctl.experiments.groups.restart import RESTART
 from dynctl.experiments.operator import Operator, served_workers
 from dynctl.experiments.prompts import Prompts
 from dynctl.findings.catalogue import all_codes
@@ -37,7 +38,8 @@ class TrialOptions:
     ``timeout``: seconds for each response, ``duration`` for the whole test, ``settle`` between a
     request and its repeat. ``only``: words of groups, all where it is empty. ``seed`` None:
     a random one. ``model_path``: a tokenizer directory with which counts of tokens are compared.
-    ``changes``: allow those that the test puts back. ``state``: the directory of their journal,
+    ``changes``: allow those that the test puts back. ``restart``: restarts a worker, None: none is
+    restarted. ``state``: the directory of their journal,
     None: the user's. ``wait``: seconds in which a test that does not pass is repeated.
     ``workers``: reads those of a frontend that does not show them, None: unknown.
     """
@@ -55,6 +57,7 @@ class TrialOptions:
     model_path: Path | None = None
     suppressed: Suppressions = NOTHING
     changes: bool = False
+    restart: RestartCommand | None = None
     state: Path | None = None
     wait: float | None = None
     workers: Callable[[], Sequence[WorkerRow]] | None = None
@@ -69,14 +72,24 @@ def chosen_groups(only: Sequence[str]) -> list[TrialGroup[Any]]:
     return [group for group in GROUPS if not only or group.word in only]
 
 
+def _groups(wanted: TrialOptions) -> list[TrialGroup[Any]]:
+    """The groups of a test: without a command, no worker is restarted. Raises UsageProblem."""
+    groups = chosen_groups(wanted.only)
+    if not wanted.only and wanted.restart is None:
+        groups.remove(RESTART)
+    return groups
+
+
 def announcement(wanted: TrialOptions) -> str:
     """What the test sends at most, for a message before it starts."""
-    groups = chosen_groups(wanted.only)
+    groups = _groups(wanted)
     requests = min(wanted.requests, 1 + sum(group.requests for group in groups))
     generated = 1 + sum(group.generated for group in groups)
     changed = "nothing is changed"
     if wanted.changes:
         changed = "a threshold is set and a worker is cordoned for some seconds, then put back"
+        if wanted.restart is not None and RESTART in groups:
+            changed += f"; a worker is restarted: {wanted.restart}"
     again = (
         "" if wanted.wait is None else f", again and again for {wanted.wait:g} s until it passes"
     )
@@ -117,7 +130,7 @@ async def run_trial(wanted: TrialOptions, say: Callable[[str], object] = str) ->
 
     Raises Unreachable where the server does not answer, NoModelListed without a model.
     """
-    groups = chosen_groups(wanted.only)
+    groups = _groups(wanted)
     started = time.monotonic()
     seed = randbits(32) if wanted.seed is None else wanted.seed
     budget = CanaryBudget(
@@ -126,7 +139,9 @@ async def run_trial(wanted: TrialOptions, say: Callable[[str], object] = str) ->
     operator = Operator(FrontendClient(wanted.url, wanted.token, wanted.timeout))
     async with (
         CanaryClient(wanted.url, wanted.timeout, budget, wanted.key, wanted.token) as client,
-        opened_changes(operator, allowed=wanted.changes, state=wanted.state) as changes,
+        opened_changes(
+            operator, allowed=wanted.changes, state=wanted.state, restart=wanted.restart
+        ) as changes,
     ):
         subject = await _subject(client, operator, wanted)
         bench = Bench(
@@ -144,7 +159,7 @@ async def run_trial(wanted: TrialOptions, say: Callable[[str], object] = str) ->
         [f"{client.url}, model {subject.model}: {spent}", *changes.lines()],
         sections,
         summarize(sections),
-        list(NOT_TESTED),
+        [] if RESTART in groups else [NOT_RESTARTED],
         spent=spent,
         model=subject.model,
         seed=seed,

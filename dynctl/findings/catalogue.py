@@ -33,6 +33,7 @@ SECTIONS: Final = {
     "DYE08": "load",
     "DYE09": "limits",
     "DYE10": "change",
+    "DYE11": "restart",
     "DYR01": "planes",
     "DYR02": "workers",
     "DYR03": "events",

@@ -153,6 +153,13 @@ class FrontendClient(HttpFrontend):
         path = f"/v1/workers/{quote(worker, safe='')}/{verb}"
         return self.document(self.send("POST", path, {}), WorkerRow)
 
+    def lift_cordon(self, worker: str) -> None:
+        """Give a worker requests again, one that left at its return. Nothing without a cordon."""
+        path = f"/v1/workers/{quote(worker, safe='')}/uncordon"
+        response = self.exchange("POST", path, {})
+        if response.status_code != 404:
+            self._expected(response, path)
+
     def add_worker(self, body: Mapping[str, Any]) -> WorkerRow:
         """Register a worker, or replace the one with its name; its row after the first probe."""
         return self.document(self.send("POST", "/v1/workers", body), WorkerRow)
@@ -236,7 +243,10 @@ class FrontendClient(HttpFrontend):
         body: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> httpx.Response:
-        response = self.exchange(method, path, body, headers=headers)
+        return self._expected(self.exchange(method, path, body, headers=headers), path)
+
+    def _expected(self, response: httpx.Response, path: str) -> httpx.Response:
+        """A response with what was asked for; raises DynctlError for others."""
         status = response.status_code
         if status in (200, 201):
             return response

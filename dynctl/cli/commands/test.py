@@ -26,7 +26,7 @@ def prove(
             metavar="GROUP",
             autocompletion=trial_groups,
             help="Only this group (repeatable): names, tokens, streams, reuse, index, isolation,"
-            " topology, load, limits, change.",
+            " topology, load, limits, change, restart.",
         ),
     ] = None,
     model: Annotated[
@@ -58,6 +58,14 @@ def prove(
             help="Also lower a threshold and cordon a worker of a dynctl frontend for a moment.",
         ),
     ] = False,
+    restart: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COMMAND",
+            help="With --allow-changes: restart a worker that another one can replace, by this"
+            " command with {worker}, {host} or {port}: docker restart {worker}.",
+        ),
+    ] = None,
     wait: Annotated[
         float | None,
         typer.Option(
@@ -82,6 +90,7 @@ def prove(
 
     from dynctl.base.errors import ExitCode, UsageProblem
     from dynctl.base.signals import sigterm_like_ctrl_c
+    from dynctl.experiments.changes import RestartCommand
     from dynctl.experiments.trial import TrialOptions, announcement, run_until_passed
     from dynctl.findings.catalogue import all_codes
     from dynctl.findings.suppression import Suppressions
@@ -90,6 +99,8 @@ def prove(
     from dynctl.sources.named import token
 
     expect_level(fail_on)
+    if restart is not None and not allow_changes:
+        raise UsageProblem(f"--restart {restart}: changes are not allowed", "--allow-changes")
     if options.offline is not None:
         raise UsageProblem(f"test {options.offline}: nothing is running there", "specify the URL")
     wanted = TrialOptions(
@@ -105,6 +116,7 @@ def prove(
         model_path=model_path,
         suppressed=Suppressions.parse(suppress or (), all_codes()),
         changes=allow_changes,
+        restart=None if restart is None else RestartCommand.parse(restart),
         wait=wait,
         workers=_discovered_workers(options),
     )

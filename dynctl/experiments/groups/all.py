@@ -12,6 +12,7 @@ from dynctl.experiments.groups.isolation import ISOLATION
 from dynctl.experiments.groups.limits import LIMITS
 from dynctl.experiments.groups.load import LOAD
 from dynctl.experiments.groups.names import NAMES
+from dynctl.experiments.groups.restart import RESTART
 from dynctl.experiments.groups.reuse import REUSE
 from dynctl.experiments.groups.streams import STREAMS
 from dynctl.experiments.groups.tokens import TOKENS
@@ -19,8 +20,6 @@ from dynctl.experiments.groups.topology import TOPOLOGY
 
 GROUPS: Final[Sequence[TrialGroup[Any]]] = (
     *(NAMES, TOKENS, STREAMS, REUSE, INDEX, ISOLATION, TOPOLOGY, LOAD),
-    *(LIMITS, CHANGE),
+    *(LIMITS, CHANGE, RESTART),
 )
-NOT_TESTED: Final = (
-    "restarts of workers: no right of a test; restart one yourself, then repeat the test",
-)
+NOT_RESTARTED: Final = "restarts of workers: --allow-changes --restart COMMAND"

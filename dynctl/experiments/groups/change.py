@@ -9,7 +9,7 @@ from typing import Final
 
 from dynctl.base.errors import DynctlError
 from dynctl.documents.workers import WorkerRow
-from dynctl.experiments.canary import Chat, Reply
+from dynctl.experiments.canary import Reply
 from dynctl.experiments.groups.group import Bench, TrialGroup, changeable_fleet
 from dynctl.experiments.groups.reuse import reused
 from dynctl.experiments.journal import FleetChange
@@ -27,6 +27,10 @@ _STREAM_TOKENS: Final = 64
 _DRAINED_S: Final = 10.0
 _RETURNED_S: Final = 5.0
 _STEP_S: Final = 0.25
+NO_SPARE: Final = Skipped(
+    "no worker has another ready one of its role and domain: the fleet would be left without a "
+    "worker"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +70,16 @@ async def _change(bench: Bench) -> ChangedWorker | Skipped:
     fleet = await changeable_fleet(bench)
     if isinstance(fleet, Skipped):
         return fleet
-    worker = _spare_worker(fleet)
+    worker = spare_worker(fleet)
     if worker is None:
-        return Skipped(
-            "no worker has another ready one of its role and domain: the fleet would be left "
-            "without a worker"
-        )
+        return NO_SPARE
     try:
         return await _cordon(bench, worker)
     except DynctlError as error:
         return Skipped(f"worker {worker.name} cannot be cordoned: {error.message}", unread=True)
 
 
-def _spare_worker(fleet: FleetFacts) -> WorkerRow | None:
+def spare_worker(fleet: FleetFacts) -> WorkerRow | None:
     """The least used of the workers that another one can replace."""
     spare = [
         row
@@ -94,13 +95,13 @@ def _running(row: WorkerRow) -> int:
 
 async def _cordon(bench: Bench, worker: WorkerRow) -> ChangedWorker:
     texts = [bench.prompts.fresh(_WORDS) for _ in range(_PRIMES)]
-    primes = await bench.client.chats(*(_pinned(bench, text, worker) for text in texts))
+    primes = await bench.client.chats(*(bench.chat_at(worker.worker_id, text) for text in texts))
     primed = [
         text
         for text, reply in zip(texts, primes, strict=True)
         if reply.answered and reply.decode == worker.worker_id
     ]
-    chat = _pinned(bench, bench.prompts.fresh(_SHORT), worker)
+    chat = bench.chat_at(worker.worker_id, bench.prompts.fresh(_SHORT))
     chat = replace(chat, tokens=_STREAM_TOKENS, stream=True)
     stream = await bench.client.hold_stream(chat)
     try:
@@ -109,7 +110,7 @@ async def _cordon(bench: Bench, worker: WorkerRow) -> ChangedWorker:
             others = [bench.prompts.fresh(_SHORT) for _ in range(_OTHERS)]
             replies = [await bench.client.chat(bench.chat(text)) for text in (*primed, *others)]
             await stream.task
-            drained_s, running = await _drain(bench, worker)
+            drained_s, running = await drain(bench, worker)
     finally:
         await stream.close()
     returned_s = await _return(bench, worker, primed) if primed else None
@@ -117,13 +118,7 @@ async def _cordon(bench: Bench, worker: WorkerRow) -> ChangedWorker:
     return ChangedWorker(worker, replies, whole, drained_s, running, returned_s, bool(primed))
 
 
-def _pinned(bench: Bench, text: str, worker: WorkerRow) -> Chat:
-    """A canary that asks for one worker."""
-    controls = {"extra_fields": ["worker_id"], "decode_worker_id": worker.worker_id}
-    return bench.chat(text, nvext=controls)
-
-
-async def _drain(bench: Bench, worker: WorkerRow) -> tuple[float | None, int]:
+async def drain(bench: Bench, worker: WorkerRow) -> tuple[float | None, int]:
     """Seconds until the worker has no request, at most 10; and the requests that it has then."""
     started, running = time.monotonic(), 0
     while time.monotonic() - started < _DRAINED_S:

@@ -63,6 +63,11 @@ class Bench:
         subject = self.subject
         return Chat(subject.model, turns, fields=fields, workers=subject.names_workers)
 
+    def chat_at(self, worker_id: int, *turns: str) -> Chat:
+        """Such a canary that asks for one worker."""
+        controls = {"extra_fields": ["worker_id"], "decode_worker_id": worker_id}
+        return self.chat(*turns, nvext=controls)
+
 
 NO_NAMES: Final = Skipped(
     "replies do not name workers: nvext worker_id of a dynctl or Dynamo frontend"

@@ -220,7 +220,15 @@ class ControlApi:
         return self._cordon(http, cordoned=True)
 
     async def uncordon_worker(self, http: web.Request) -> web.Response:
-        """``POST /v1/workers/W/uncordon``: the router may choose it again."""
+        """``POST /v1/workers/W/uncordon``: the router may choose it again.
+
+        The cordon of a worker that left is lifted for its return.
+        """
+        membership, name = self._service.membership, http.match_info["worker"]
+        if name in membership.cordoned and self._fleet.get(name) is None:
+            self._writable()
+            membership.cordon(name, cordoned=False)
+            return json_response({"uncordoned": name})
         return self._cordon(http, cordoned=False)
 
     def _proven(self, http: web.Request) -> bool:

@@ -615,13 +615,36 @@ async def test_a_value_that_somebody_changed_since_stays(tmp_path: Path):
     assert not journals(tmp_path)
 
 
-async def test_a_change_of_a_worker_that_left_stays_in_the_journal(tmp_path: Path):
+async def test_the_cordon_of_a_worker_that_left_is_lifted_for_its_return(tmp_path: Path):
+    async with site(engines(2)) as fleet:
+        url, (_, load) = fleet.frontend.url, await fleet.get("/v1/fleet")
+        membership = fleet.service.membership
+        membership.cordon("gone", cordoned=True)
+        journal = ChangeJournal(url, tmp_path)
+        journal.open()
+        before, after = {"cordoned": False}, {"cordoned": True}
+        for name in ("gone", "long gone"):
+            journal.add(FleetChange("cordon", name, {**before}, {**after}, 0.0, load["process"]))
+        journal.close()
+        report = await result_of(url, only=("limits",), changes=True, state=tmp_path)
+        assert not membership.cordoned
+    assert report.sources[1:] == [
+        "put back after an earlier test: cordon of worker gone",
+        "put back after an earlier test: cordon of worker long gone",
+    ]
+    assert not journals(tmp_path)
+
+
+async def test_thresholds_of_a_model_that_left_stay_in_the_journal(tmp_path: Path):
     async with site(engines(2)) as fleet:
         url, (_, load) = fleet.frontend.url, await fleet.get("/v1/fleet")
         journal = ChangeJournal(url, tmp_path)
         journal.open()
-        before, after = {"cordoned": False}, {"cordoned": True}
-        journal.add(FleetChange("cordon", "gone", {**before}, {**after}, 0.0, load["process"]))
+        before, after = (
+            {"active_decode_blocks_threshold": None},
+            {"active_decode_blocks_threshold": 0.5},
+        )
+        journal.add(FleetChange("thresholds", "gone", {**before}, {**after}, 0.0, load["process"]))
         journal.close()
         report = await result_of(url, only=("change",), changes=True, state=tmp_path)
     assert wrong(report) == {"DYE1005"}

@@ -94,6 +94,20 @@ async def test_a_cordon_holds_while_the_engine_is_away_and_after_it_returns():
         assert reason() == CORDONED
 
 
+async def test_a_cordon_is_lifted_for_the_return_of_a_worker_that_left():
+    async with site([{"name": "a"}]) as fleet:
+        cordoned = fleet.service.membership.cordoned
+        fleet.service.membership.cordon("left", cordoned=True)
+        assert (await fleet.post("/v1/workers/left/cordon", {}))[0] == 404
+        status, answer, _ = await fleet.post("/v1/workers/left/uncordon", {})
+        assert (status, answer) == (200, {"uncordoned": "left"})
+        assert not cordoned
+        assert (await fleet.post("/v1/workers/left/uncordon", {}))[0] == 404
+    async with site([{"name": "a"}], admin_api=False) as fleet:
+        fleet.service.membership.cordon("left", cordoned=True)
+        assert (await fleet.post("/v1/workers/left/uncordon", {}))[0] == 403
+
+
 async def test_only_operators_cordon_and_only_where_the_admin_api_is_on():
     async with site([{"name": "a"}], api_token="secret") as fleet:
         assert (await fleet.post("/v1/workers/a/cordon", {}))[0] == 401
