@@ -8,7 +8,7 @@ same.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
@@ -617,17 +617,36 @@ def _differing_settings(model: str, members: Sequence[RegisteredWorker]) -> Iter
 
 
 def _missing_topology(model: str, members: Sequence[RegisteredWorker]) -> Iterable[Problem]:
-    """Workers without topology beside workers that publish one."""
-    without = [item for item in members if not item.worker.domains]
-    publishing = len(members) - len(without)
-    if not publishing:
-        return
-    for item in without:
-        yield Problem(
-            ProblemCode.TOPOLOGY_MISSING,
-            item.worker.name,
-            f"publishes no topology, {publishing} of {len(members)} workers of {model} do",
-        )
+    """Workers without a domain that other workers of the model publish."""
+    gaps = topology_gaps(model, [item.worker.domains for item in members])
+    for item, gap in zip(members, gaps, strict=True):
+        if gap:
+            yield Problem(ProblemCode.TOPOLOGY_MISSING, item.worker.name, gap)
+
+
+def topology_gaps(
+    model: str, published: Sequence[Collection[str]], compared: Collection[str] | None = None
+) -> list[str]:
+    """For each worker of a model, which topology domains others publish and it does not; empty
+    where it has all of them.
+
+    ``published``: the domains of each worker. ``compared``: the domains that it should have where
+    it publishes any topology; None: all.
+    """
+    counts = Counter(domain for domains in published for domain in set(domains))
+    wanted = counts.keys() if compared is None else counts.keys() & compared
+    workers = f"{len(published):,} workers of {model} do"
+    publishing = sum(map(bool, published))
+    gaps = []
+    for domains in published:
+        missing = sorted(wanted - set(domains))
+        if counts and not domains:
+            gaps.append(f"publishes no topology, {publishing:,} of {workers}")
+        else:
+            gaps.append(
+                "; ".join(f"publishes no {name}, {counts[name]:,} of {workers}" for name in missing)
+            )
+    return gaps
 
 
 def _missing_events(members: Sequence[RegisteredWorker]) -> Iterable[Problem]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from dynctl.base.json_fields import mapping, sequence
 from dynctl.findings.runner import Check, Outcome, Skipped, found
-from dynctl.health.deployment import RegisteredWorker
+from dynctl.health.deployment import RegisteredWorker, topology_gaps
 from dynctl.verify.chain import LinkName, WorkerChain
 from dynctl.verify.graph_policy import GraphPolicy
 from dynctl.verify.join import JoinedFacts
@@ -85,20 +85,30 @@ def _missing_domains(worker: WorkerChain) -> Iterator[str]:
 
 
 def _same_as_other_workers(joined: JoinedFacts) -> Outcome:
-    """Without a cluster: compare a worker with the other workers of its model."""
+    """Without a cluster: a worker has topology, and the domains of policies, where the other
+    workers of its model have them. DYR0209 compares all domains."""
     groups = _by_model(joined.loose)
     wrong = []
-    for (_, model), members in sorted(groups.items()):
-        bare = [member for member in members if not any(map(_domains, member.cards))]
-        if not bare or len(bare) == len(members):
-            continue
-        others = f"{len(members) - len(bare):,} of {len(members):,} workers of {model} do"
-        for worker in sorted(bare, key=lambda worker: worker.name):
-            fix = "restart it with its topology: dynctl topology render shows the settings"
-            wrong.append(found(worker.subject, what=f"publishes no topology, {others}", fix=fix))
+    fix = "restart it with its topology: dynctl topology render shows the settings"
+    for (_, model), group in sorted(groups.items()):
+        members = sorted(group, key=lambda worker: worker.name)
+        published = [
+            {name for item in worker.cards for name in _domains(item)} for worker in members
+        ]
+        gaps = topology_gaps(model, published, _policy_domains(members))
+        for worker, gap in zip(members, gaps, strict=True):
+            if gap:
+                wrong.append(found(worker.subject, what=gap, fix=fix))
     if not any(_domains(item) for worker in joined.loose for item in worker.cards):
         return Skipped("no worker publishes topology")
     return CheckTally("worker", len(joined.loose), wrong).outcome()
+
+
+def _policy_domains(workers: Sequence[WorkerChain]) -> set[str]:
+    """The domains of the KV transfer policies in the cards of these workers."""
+    configs = [item.card.runtime_config for worker in workers for item in worker.cards]
+    domains = [config.get("kv_transfer_domain") for config in configs]
+    return {domain for domain in domains if isinstance(domain, str)}
 
 
 def _by_model(workers: Sequence[WorkerChain]) -> dict[tuple[str, str], list[WorkerChain]]:

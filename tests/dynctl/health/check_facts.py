@@ -225,6 +225,10 @@ def _no_topology(entries: Entries) -> None:
     config["taints"] = []
 
 
+def _no_rack(entries: Entries) -> None:
+    del card(entries, "backend")["runtime_config"]["topology_domains"]["rack"]
+
+
 def _bad_policy(entries: Entries) -> None:
     card(entries, "prefill")["runtime_config"]["kv_transfer_domain"] = "room"
 
@@ -312,6 +316,7 @@ BROKEN = (
     Broken("DYR0207", _registered(_set_card("backend", "kv_cache_block_size", 32)), "tiny"),
     Broken("DYR0208", _registered(_set_card("backend", "router_config", None)), "tiny"),
     Broken("DYR0209", _registered(_no_topology), "backend/"),
+    Broken("DYR0209", _registered(_no_rack), "backend/", "without a domain"),
     Broken("DYR0210", _registered(_no_decode_in_a), "tiny"),
     Broken("DYR0211", _registered(_no_prefill), "dynamo"),
     Broken("DYR0212", _registered(_other_model), "dynamo"),

@@ -11,7 +11,12 @@ import pytest
 
 from dynctl.adapters.ports import Deleted, DiscoveryEntry, Interrupted, Listed, Put
 from dynctl.base.errors import UsageProblem
-from dynctl.health.deployment import ProblemCode, Registrations, one_endpoint_each
+from dynctl.health.deployment import (
+    ProblemCode,
+    Registrations,
+    one_endpoint_each,
+    topology_gaps,
+)
 from dynctl.sources.dynamo.equal_ids import refuse_equal_ids
 from dynctl.wire.dynamo.discovery import JetStreamTransport
 from router_core import Role
@@ -197,6 +202,51 @@ def test_a_worker_without_topology_among_others(captured):
     [problem] = joined(captured).problems
     assert problem.code is ProblemCode.TOPOLOGY_MISSING
     assert "3 of 4 workers of tiny do" in problem.message
+
+
+def test_a_worker_without_a_domain_of_others(captured):
+    config = captured[cards(captured, "backend")[0]]["card_json"]["runtime_config"]
+    del config["topology_domains"]["rack"]
+    [problem] = joined(captured).problems
+    assert problem.code is ProblemCode.TOPOLOGY_MISSING
+    assert problem.message == "publishes no rack, 3 of 4 workers of tiny do"
+    for component in ("backend", "prefill"):
+        for key in cards(captured, component):
+            captured[key]["card_json"]["runtime_config"]["topology_domains"].pop("rack", None)
+    assert joined(captured).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("published", "compared", "gaps"),
+    [
+        ([], None, []),
+        ([(), ()], None, ["", ""]),
+        ([("zone",), ("zone",)], None, ["", ""]),
+        (
+            [("zone", "rack"), ("rack",), ("room",), ()],
+            None,
+            [
+                "publishes no room, 1 of 4 workers of m do",
+                "publishes no room, 1 of 4 workers of m do; "
+                "publishes no zone, 1 of 4 workers of m do",
+                "publishes no rack, 2 of 4 workers of m do; "
+                "publishes no zone, 1 of 4 workers of m do",
+                "publishes no topology, 3 of 4 workers of m do",
+            ],
+        ),
+        (
+            [("zone", "rack"), ("rack",), ()],
+            {"zone", "room"},
+            [
+                "",
+                "publishes no zone, 1 of 3 workers of m do",
+                "publishes no topology, 2 of 3 workers of m do",
+            ],
+        ),
+    ],
+)
+def test_topology_gaps_are_the_domains_of_others(published, compared, gaps):
+    assert topology_gaps("m", published, compared) == gaps
 
 
 def test_a_prefill_worker_without_events(captured):

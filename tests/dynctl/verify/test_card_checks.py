@@ -307,6 +307,26 @@ def test_a_worker_without_topology_among_others_is_found():
     assert set(wrong(checks)) == {"DYT0801"}
 
 
+def test_a_worker_without_the_domain_of_a_policy_is_found():
+    scene = Scene()
+    scene.card(DECODE, topology_domains={"rack": "r1"}, taints=["dynamo.topology/rack=r1"])
+    checks = judged(CARD_CHECKS, registered(scene))
+    assert set(wrong(checks)) == {"DYT0801"}
+    assert values(checks["DYT0801"]) == [
+        "publishes no zone, 11 of 12 workers of Qwen/Qwen3-0.6B do"
+    ]
+
+
+def test_a_domain_without_a_policy_is_not_needed():
+    scene = Scene()
+    domains = {"zone": "us-east-1a", "rack": "r1"}
+    taints = [f"dynamo.topology/{name}={value}" for name, value in domains.items()]
+    scene.card(DECODE, topology_domains=domains, taints=taints)
+    assert wrong(judged(CARD_CHECKS, registered(scene))) == {}
+    scene.card(DECODE, kv_transfer_domain=["rack"])
+    assert "DYT0801" not in wrong(judged(CARD_CHECKS, registered(scene)))
+
+
 def test_workers_without_any_topology_are_not_a_fault():
     scene = Scene()
     for name in scene.metadata:
