@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import os
 import resource
+import select
 import socket
+from collections import Counter
 
 import pytest
 import zmq
@@ -13,6 +15,7 @@ from nats.aio.client import Client
 
 from dynctl.adapters.nats.address import NatsAuth, nats_servers
 from dynctl.adapters.nats.dynamo_events import NatsBounds, NatsEventPlane
+from dynctl.adapters.zmq.context import SocketWatch
 from dynctl.adapters.zmq.dynamo_events import ZmqBounds, ZmqEventPlane
 from dynctl.base.errors import Unreachable, UsageProblem
 from dynctl.wire.dynamo.discovery import KV_EVENTS, EventChannel, NatsTransport, ZmqTransport
@@ -72,6 +75,38 @@ async def test_what_a_full_queue_drops_is_counted():
     last = heard.numbers[-1]
     assert follower.counts.received + follower.counts.dropped == last + 1
     assert sum(each.count for each in heard.conditions) == follower.counts.dropped
+
+
+async def test_a_turn_wakes_few_of_the_followers_that_are_ready_at_once(monkeypatch):
+    turn, woken, rig = 0, Counter[int](), ZmqRig(None)
+    note_change = SocketWatch._note_change
+
+    def counted(watch, changed):
+        woken[turn] += 1
+        note_change(watch, changed)
+
+    monkeypatch.setattr(SocketWatch, "_note_change", counted)
+    recorders = [Recorder() for _ in range(40)]
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(rig.close)
+        for recorder in recorders:
+            channel = await rig.publisher()
+            await stack.enter_async_context(running(rig.plane.follow(channel, recorder).run()))
+            await rig.ready(channel, recorder)
+        woken.clear()
+        # No turn of the loop until all is sent and has arrived.
+        for publisher in rig._publishers.values():
+            direct: zmq.Socket[bytes] = zmq.Socket.shadow(publisher.pub.underlying)
+            direct.send_multipart(encode_zmq_frames(envelope(0)))
+        for descriptor in rig.plane.ready._callbacks:
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            poll.poll(20)  # monitors stay without a message
+        while not all(recorder.numbers for recorder in recorders):
+            await asyncio.sleep(0)
+            turn += 1
+    assert sum(woken.values()) >= len(recorders)
+    assert max(woken.values()) <= 16
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,10 @@
 
 import asyncio
 import contextlib
+import select
 from collections import deque
-from collections.abc import AsyncIterator
-from typing import Final
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final, Protocol
 
 import zmq
 import zmq.asyncio
@@ -19,6 +20,8 @@ MAX_SOCKETS: Final = 16_384
 _AHEAD: Final = 64
 _AHEAD_TURNS: Final = 4
 _AHEAD_S: Final = 0.02
+#: Sockets of a :class:`ReadySockets` that one turn of the event loop wakes.
+_WOKEN: Final = 16
 # As plain numbers: operations on flags take longer than reading the state of a socket.
 _EVENTS: Final = int(zmq.EVENTS)
 _POLLIN: Final = int(zmq.POLLIN)
@@ -60,24 +63,79 @@ def readable(socket: zmq.Socket[bytes]) -> bool:
     return bool(int(socket.get(_EVENTS)) & _POLLIN)
 
 
+class Readers(Protocol):
+    """Calls back when a descriptor is ready; an event loop, or :class:`ReadySockets`."""
+
+    def add_reader(self, descriptor: int, callback: Callable[..., object], /, *args: Any) -> object:
+        """Call ``callback`` in each turn in which the descriptor is ready."""
+
+    def remove_reader(self, descriptor: int, /) -> bool:
+        """Whether the descriptor had a callback."""
+
+
+class ReadySockets:
+    """Calls back for ready descriptors, at most for 16 in each turn of the event loop.
+
+    A loop calls back for all in one turn, and wakes a task for each: with a thousand engines whose
+    events come at once that takes 10 ms, in which no request goes on. Here those that are left
+    come in the next turns, before those that were called. For one event loop.
+    """
+
+    def __init__(self) -> None:
+        self._callbacks: dict[int, tuple[Callable[..., object], tuple[Any, ...]]] = {}
+        #: With the loop that watches it; None without a reader, when it takes no descriptor.
+        self._ready: tuple[select.epoll, asyncio.AbstractEventLoop] | None = None
+
+    def add_reader(self, descriptor: int, callback: Callable[..., object], /, *args: Any) -> None:
+        """Raises OSError without a free descriptor."""
+        if self._ready is None:
+            self._ready = select.epoll(), asyncio.get_running_loop()
+            ready, loop = self._ready
+            loop.add_reader(ready.fileno(), self._call, ready)
+        self._ready[0].register(descriptor, select.EPOLLIN)
+        self._callbacks[descriptor] = callback, args
+
+    def remove_reader(self, descriptor: int, /) -> bool:
+        if self._ready is None or self._callbacks.pop(descriptor, None) is None:
+            return False
+        ready, loop = self._ready
+        ready.unregister(descriptor)
+        if not self._callbacks:
+            loop.remove_reader(ready.fileno())
+            ready.close()
+            self._ready = None
+        return True
+
+    def _call(self, ready: select.epoll) -> None:
+        # The kernel shows first what it did not show the last time.
+        for descriptor, _ in ready.poll(0, _WOKEN):
+            # One that is called may remove another.
+            found = self._callbacks.get(descriptor)
+            if found is not None:
+                callback, args = found
+                callback(*args)
+
+
 class SocketWatch:
     """Waits for messages on plain sockets; the caller closes it before them.
 
     A poller of ZMQ does the same, but makes its futures and callbacks again each time, which takes
-    as long as to apply a short event.
+    as long as to apply a short event. ``readers``: who watches the descriptors, the running event
+    loop by default.
     """
 
-    def __init__(self, *sockets: zmq.Socket[bytes]) -> None:
+    def __init__(self, *sockets: zmq.Socket[bytes], readers: Readers | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        self._readers: Readers = self._loop if readers is None else readers
         self._sockets = sockets
         self._descriptors = [socket.FD for socket in sockets]
         self._waiting: asyncio.Future[bool] | None = None
         for socket, descriptor in zip(sockets, self._descriptors, strict=True):
-            self._loop.add_reader(descriptor, self._note_change, socket)
+            self._readers.add_reader(descriptor, self._note_change, socket)
 
     def close(self) -> None:
         for descriptor in self._descriptors:
-            self._loop.remove_reader(descriptor)
+            self._readers.remove_reader(descriptor)
 
     async def wait(self, seconds: float | None) -> bool:
         """Wait until a message can be read, at most so long; returns whether one can."""

@@ -20,6 +20,7 @@ from dynctl.adapters.event_channel import AnyPublisher, ChannelIntake
 from dynctl.adapters.ports import ChannelValue
 from dynctl.adapters.zmq.context import (
     Backlog,
+    ReadySockets,
     SocketWatch,
     close_context,
     drain,
@@ -73,6 +74,8 @@ class ZmqEventPlane:
         self._bounds = bounds or ZmqBounds()
         self._owned = context is None
         self._context = context
+        #: Wakes the followers of sockets that have messages, a few in each turn.
+        self.ready = ReadySockets()
         self._running: set[asyncio.Task[None]] = set()
 
     def follow(self, channel: EventChannel, emit: Callable[[ChannelValue], None]) -> "ZmqFollower":
@@ -151,7 +154,7 @@ class ZmqFollower:
                     pause = self._bounds.reconnect
                 await asyncio.sleep(pause)
                 pause = min(self._bounds.reconnect_max, 2 * pause)
-            except zmq.ZMQError as error:
+            except (zmq.ZMQError, OSError) as error:
                 if error.errno not in _EXHAUSTED:
                     raise
                 self.intake.disconnect(
@@ -175,7 +178,7 @@ class ZmqFollower:
         sub.set(zmq.SUBSCRIBE, b"")
         sub.connect(endpoint)
 
-        watch = SocketWatch(sub, monitor)
+        watch = SocketWatch(sub, monitor, readers=self._plane.ready)
         stack.callback(watch.close)
         backlog = Backlog(
             sub,

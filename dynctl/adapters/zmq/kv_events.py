@@ -26,7 +26,7 @@ from xxhash import xxh3_64_intdigest
 from zmq.utils.monitor import parse_monitor_message
 
 from dynctl.adapters.ports import IndexRead, IndexUpdate, StreamCode, StreamCondition, StreamValue
-from dynctl.adapters.zmq.context import Backlog, SocketWatch, drain, subscriber
+from dynctl.adapters.zmq.context import Backlog, Readers, SocketWatch, drain, subscriber
 from dynctl.adapters.zmq.kv_event_source import (
     DEFAULT_BOUNDS,
     KvEventSource,
@@ -80,8 +80,8 @@ class ZmqKvEvents:
 
     ``emit`` is called with each value, in order, from the event loop; it must not block.
     ``clock`` gives monotonic seconds. With a shared ``context`` all streams use one IO thread, and
-    with a ``share`` they take a bounded part of each turn of the event loop together. While there
-    is no ``room`` nothing is decoded.
+    with a ``share`` they take a bounded part of each turn of the event loop together; ``readers``
+    bounds how many of them a turn wakes. While there is no ``room`` nothing is decoded.
     Raises EndpointError for an invalid endpoint.
     """
 
@@ -94,6 +94,7 @@ class ZmqKvEvents:
         bounds: StreamBounds = DEFAULT_BOUNDS,
         context: zmq.asyncio.Context | None = None,
         share: LoopShare | None = None,
+        readers: Readers | None = None,
         room: Room | None = None,
     ) -> None:
         self.source = source
@@ -104,6 +105,7 @@ class ZmqKvEvents:
         self._bounds = bounds
         self._context = context
         self._share = share
+        self._readers = readers
         self._room = room
         self._sequence = EventSequence()
         self._connected = False
@@ -202,7 +204,7 @@ class ZmqKvEvents:
         sub.set(zmq.SUBSCRIBE, self.source.topic)
         sub.connect(self.endpoint)
 
-        watch = SocketWatch(sub, monitor)
+        watch = SocketWatch(sub, monitor, readers=self._readers)
         stack.callback(watch.close)
         backlog = self._backlog = Backlog(
             sub,

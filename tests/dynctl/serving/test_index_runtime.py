@@ -1,17 +1,24 @@
 """The index runtime: work in slices, long events cut, nothing applied after a worker is left."""
 
 import asyncio
+import contextlib
+import select
 import socket
+from collections import Counter
 from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
+import zmq
 
 from dynctl.adapters.ports import IndexUpdate, StreamCondition
+from dynctl.adapters.zmq.context import SocketWatch
+from dynctl.adapters.zmq.kv_event_source import KvEventSource
 from dynctl.base.tasks import Supervisor
 from dynctl.serving.http.server import build_frontend
 from dynctl.serving.routing import index_runtime
 from dynctl.serving.routing.index_runtime import MAX_WAITING, PIECE_BLOCKS, IndexRuntime
+from dynctl.wire.vllm_events import encode_batch, encode_seq
 from router_core import (
     OK,
     BlocksRemoved,
@@ -26,8 +33,9 @@ from router_core import (
     WorkerUpserted,
     sequence_hashes,
 )
+from tests.contract.zmq_publisher import batch
 from tests.dynctl.serving.fleets import WORDS, site
-from tests.waiting import patience
+from tests.waiting import patience, until
 
 
 class Ticking:
@@ -308,3 +316,45 @@ async def test_events_that_never_come_do_not_keep_a_frontend_from_starting(monke
         monkeypatch.setattr("dynctl.serving.http.process.FIRST_READ_S", 0.1)
         async with asyncio.timeout(patience(20)), site([{"name": "a0"}], specs=specs) as fleet:
             assert fleet.frontend.service.workers()[0].ranks[0].index == "disconnected"
+
+
+async def test_a_turn_wakes_few_of_the_streams_that_are_ready_at_once(monkeypatch):
+    """Each is woken in its turn, and what all of them sent arrives."""
+    count, turn, woken = 40, 0, Counter[int]()
+    note_change = SocketWatch._note_change
+
+    def counted(watch, changed):
+        woken[turn] += 1
+        note_change(watch, changed)
+
+    monkeypatch.setattr(SocketWatch, "_note_change", counted)
+    router = router_of(*(f"w{number}" for number in range(count)))
+    work = runtime(router)
+    work.start()
+    with zmq.Context() as context, contextlib.ExitStack() as stack:
+        publishers = [stack.enter_context(context.socket(zmq.PUB)) for _ in range(count)]
+        for number, publisher in enumerate(publishers, 1):
+            publisher.bind("tcp://127.0.0.1:*")
+            endpoint = publisher.get_string(zmq.LAST_ENDPOINT)
+            work.follow(KvEventSource(number, endpoint, 2))
+        await until(lambda: all(state.connected for state in work.all_states().values()))
+        # A connection is reported before its subscription has reached the publisher.
+        while not all(router.index.block_count(slot) for slot in range(count)):
+            for publisher in publishers:
+                publisher.send_multipart([b"", encode_seq(0), encode_batch(batch(0))])
+            await asyncio.sleep(0.01)
+        woken.clear()
+        # No turn of the loop until every socket has a message.
+        for publisher in publishers:
+            publisher.send_multipart([b"", encode_seq(1), encode_batch(batch(1))])
+        for held in work._streams.values():
+            assert held.stream._backlog is not None
+            poll = select.poll()
+            poll.register(held.stream._backlog._socket.FD, select.POLLIN)
+            assert poll.poll(1000 * patience(10))
+        while not all(router.index.block_count(slot) == 2 for slot in range(count)):
+            await asyncio.sleep(0)
+            turn += 1
+        await work.close()
+    assert sum(woken.values()) >= count
+    assert max(woken.values()) <= 16
