@@ -66,6 +66,15 @@ def test_all_suites_run_once_and_the_measurement_alone_at_the_end(tmp_path: Path
     assert taken.index("- kubernetes") < taken.index("+ test-kube")
 
 
+def test_the_suite_of_kubernetes_runs_beside_the_tests(tmp_path: Path) -> None:
+    run = Run(tmp_path, hangs=TESTS)
+    until_now(lambda: "- test-kube" in run.taken())
+    assert f"+ {TESTS}" in run.taken()
+    assert not {f"- {TESTS}", "+ test-ship"} & set(run.taken())
+    run.process.terminate()
+    run.end()
+
+
 def test_the_output_of_a_suite_that_fails_is_shown_and_all_others_run(tmp_path: Path) -> None:
     run = Run(tmp_path, fails="test-sdk")
     output = run.end()
