@@ -72,6 +72,12 @@ def test_small_requests_prove_the_fleet(frontend: Frontend, engines: dict[str, E
     every_engine.small_requests_prove_the_fleet(frontend, engines, {"DYE0603"})
 
 
+test_a_faulty_frontend_is_named = every_engine.a_faulty_frontend_is_named
+
+
+test_a_router_that_takes_turns_is_named = every_engine.a_router_that_takes_turns_is_named
+
+
 def test_isolated_keys_share_nothing(stack: SglangStack, engines: dict[str, Engine]) -> None:
     """The second key reads of a prompt that the first one sent what it reads of a new one."""
     first, second = "sk-first-0123456789", "sk-second-0123456789"

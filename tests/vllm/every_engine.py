@@ -4,13 +4,21 @@
 """
 
 import asyncio
+import json
 import random
+import shutil
 import signal
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
+import pytest
+
+from dynctl.documents.trial import TrialReport
 from dynctl.experiments.trial import TrialOptions, run_trial
 from dynctl.findings.report import State
+from tests.dynctl.experiments.faulty_proxy import RoundRobin, faulty_proxy
+from tests.ports import free_port
 from tests.vllm.conftest import Judge
 from tests.vllm.joined import Joined
 from tests.vllm.rates import ask_all
@@ -99,15 +107,9 @@ def small_requests_prove_the_fleet(
         str(engine.http.base_url): set(at_engine),
     }
     for url, known in urls.items():
-        options = TrialOptions(url, timeout=patience(60), duration=600)
-        report = asyncio.run(run_trial(options))
+        report = asyncio.run(tested(url))
         checks = {check.code: check for check in report.checks}
-        wrong = {
-            check.code: check.message
-            for check in report.checks
-            if check.state in (State.WARN, State.FAIL)
-        }
-        assert wrong.keys() == known, (url, wrong)
+        assert wrong(report).keys() == known, (url, wrong(report))
         for code in ("DYE0202", "DYE0203", "DYE0303", "DYE0401", "DYE0404"):
             assert checks[code].state is State.PASS, (url, checks[code])
         for code in passed if engine.url != url.rstrip("/") else ():
@@ -144,3 +146,84 @@ def a_frontend_that_joins_late(
     until_now(lambda: late.cached_blocks() == frontend.cached_blocks(), 30)
     judged("late join through replay", ask_all(late, mixed(40)))
     stack.stop(late)
+
+
+# -- `dynctl test` of real engines with a fault ----------------------------------------------------
+
+
+async def tested(url: str, *groups: str) -> TrialReport:
+    """Report of `dynctl test`; without ``groups`` of all of them."""
+    wanted = TrialOptions(
+        url, only=groups, timeout=patience(60), duration=patience(600), settle=patience(0.1)
+    )
+    return await run_trial(wanted)
+
+
+def wrong(report: TrialReport) -> dict[str, str]:
+    """Code of each check that warns or fails -> its findings."""
+    return {
+        check.code: " ".join(map(str, check.findings)) or check.message
+        for check in report.checks
+        if check.state in (State.WARN, State.FAIL)
+    }
+
+
+@dataclass(frozen=True)
+class FaultyFrontend:
+    """``start`` makes a frontend of engine ``b``; ``codes``: of all checks that must not pass."""
+
+    name: str
+    start: Callable[[Stack, Engine], Frontend]
+    codes: Collection[str]
+
+
+def _with_another_template(stack: Stack, engine: Engine) -> Frontend:
+    """Its template begins each prompt with a sentence that is not in the engine's template."""
+    models = stack.directory / "models"
+    if not (models / "changed").exists():
+        shutil.copytree(models / "llama", models / "changed")
+        file = models / "changed" / "tokenizer_config.json"
+        config = json.loads(file.read_text())
+        config["chat_template"] = "Answer in English.\n" + config["chat_template"]
+        file.write_text(json.dumps(config))
+    return stack.frontend(engine.spec(), model="changed")
+
+
+def _at_a_port_without_events(stack: Stack, engine: Engine) -> Frontend:
+    unused = f"tcp://127.0.0.1:{free_port()}"
+    return stack.frontend(engine.spec(kv_events=unused, replay="off"), index="disconnected")
+
+
+def _with_another_block_size(stack: Stack, engine: Engine) -> Frontend:
+    return stack.frontend(engine.spec(block_size=BLOCK // 2))
+
+
+FAULTY_FRONTENDS = (
+    FaultyFrontend("another template", _with_another_template, {"DYE0502"}),
+    FaultyFrontend("no events", _at_a_port_without_events, {"DYE0502"}),
+    # The engine reports its block size, and the frontend uses that one.
+    FaultyFrontend("another block size", _with_another_block_size, ()),
+)
+
+
+@pytest.mark.parametrize("faulty", FAULTY_FRONTENDS, ids=lambda faulty: faulty.name)
+def a_faulty_frontend_is_named(
+    stack: Stack, engines: dict[str, Engine], faulty: FaultyFrontend
+) -> None:
+    frontend = faulty.start(stack, engines["b"])
+    report = asyncio.run(tested(str(frontend.http.base_url), "names", "tokens", "reuse", "index"))
+    stack.stop(frontend)
+    assert wrong(report).keys() == set(faulty.codes), wrong(report)
+
+
+def a_router_that_takes_turns_is_named(
+    engines: dict[str, Engine], codes: Collection[str] = ("DYE0402",)
+) -> None:
+    """Both engines behind a proxy that does not look at prompts, and lists the models of ``a``."""
+
+    async def test() -> TrialReport:
+        async with faulty_proxy([engine.url for engine in engines.values()], RoundRobin()) as url:
+            return await tested(url, "names", "tokens", "reuse", "index")
+
+    report = asyncio.run(test())
+    assert wrong(report).keys() == set(codes), wrong(report)

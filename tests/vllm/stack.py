@@ -126,8 +126,8 @@ class Frontend:
         cards = {card["name"]: card["worker_id"] for card in self.fleet()["workers"]}
         return int(cards[name])
 
-    def ready(self) -> bool:
-        """Every engine is ready and every rank's index is current."""
+    def ready(self, index: str = "current") -> bool:
+        """Every engine is ready and every rank's index has this state."""
         if not self.process.alive:
             raise AssertionError(f"the frontend ended\n{self.process.tail(60)}")
         try:
@@ -136,8 +136,8 @@ class Frontend:
             return False
         loads = [load for load in fleet["loads"] if load.get("status", "ready") == "ready"]
         ranks = [load.get("ranks", ()) for load in loads]  # none: not read yet
-        current = all(rank["index"] == "current" for row in ranks for rank in row)
-        return len(loads) == self.workers and all(ranks) and current
+        reached = all(rank["index"] == index for row in ranks for rank in row)
+        return len(loads) == self.workers and all(ranks) and reached
 
 
 class Stack:
@@ -218,8 +218,9 @@ class Stack:
         model_path: bool = True,
         model: str = "llama",
         arguments: Sequence[str] = (),
+        index: str = "current",
     ) -> Frontend:
-        """A frontend of the engines in ``specs``, ready and with a current index."""
+        """A frontend of the engines in ``specs``, ready and with an index of this state."""
         self._frontends += 1
         port = free_port()
         command = [sys.executable, "-m", "dynctl", "serve", "frontend", "--http-port", str(port)]
@@ -230,7 +231,7 @@ class Stack:
         process = self._start(f"frontend-{self._frontends}", [*command, *arguments], {})
         frontend = Frontend(port, process, len(specs))
         self._clients.enter_context(frontend.http)
-        until_now(frontend.ready, 60)
+        until_now(lambda: frontend.ready(index), 60)
         return frontend
 
     def stop(self, frontend: Frontend) -> None:

@@ -58,6 +58,13 @@ class Fault:
     sends = 1
 
 
+class RoundRobin(Fault):
+    """A router that does not look at prompts."""
+
+    def place(self, body: Body, servers: int) -> int:
+        return next(self.number) % servers
+
+
 def error(status: int, message: str) -> web.Response:
     return web.json_response({"error": {"message": message, "code": status}}, status=status)
 

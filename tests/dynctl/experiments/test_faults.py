@@ -22,7 +22,14 @@ from dynctl.simulation.engine.config import EngineConfig, Faults
 from dynctl.simulation.engine.process import RunningEngine, start_engine
 from dynctl.tokenization import DEMO_MODEL_DIR, load_tokenizer
 from router_core import RouterConfig
-from tests.dynctl.experiments.faulty_proxy import Body, Fault, error, faulty_proxy, first_text
+from tests.dynctl.experiments.faulty_proxy import (
+    Body,
+    Fault,
+    RoundRobin,
+    error,
+    faulty_proxy,
+    first_text,
+)
 from tests.dynctl.experiments.trials import ENGINE, result_of, wrong
 from tests.dynctl.serving.fleets import QUICK_HEALTH, TOKENIZER, site
 from tests.ports import free_port
@@ -353,13 +360,6 @@ class KeepsWherePromptsPart(KeepsTheEndAlone):
         super().request(body)
         self.goes_on = self.goes_on or bool(beginnings & self.parted)
         self.parted |= beginnings
-
-
-class RoundRobin(Fault):
-    """A router that does not look at prompts."""
-
-    def place(self, body: Body, servers: int) -> int:
-        return next(self.number) % servers
 
 
 async def not_found(_: web.Request) -> web.Response:
