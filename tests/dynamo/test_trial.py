@@ -12,22 +12,49 @@ from dynctl.documents.trial import TrialReport
 from dynctl.experiments.trial import TrialOptions, run_trial
 from dynctl.findings.report import State
 from dynctl.sources.connect import connect
-from tests.dynamo.fleet import DynamoFleet, aggregated
+from tests.dynamo.fleet import DynamoFleet, WorkerPlan, aggregated
 from tests.dynamo.plans import two_zones
 from tests.waiting import patience
 
 
 def result_of(fleet: DynamoFleet, group: str, **options: Any) -> TrialReport:
     url = f"http://{fleet.frontend.host}:{fleet.frontend.port}"
-    wanted = TrialOptions(url, timeout=patience(30), duration=600, only=(group,), **options)
+    wanted = TrialOptions(
+        url,
+        timeout=patience(30),
+        duration=600,
+        settle=patience(0.1),
+        only=tuple(group.split()),
+        **options,
+    )
     return asyncio.run(run_trial(wanted))
 
 
-@pytest.mark.parametrize(("mode", "state"), [("kv", State.PASS), ("round-robin", State.WARN)])
-def test_a_busy_worker_is_passed_over_by_a_router_that_counts_load(mode: str, state: State) -> None:
-    with DynamoFleet(aggregated(3), router_mode=mode, speedup=1.0) as fleet:
-        report = result_of(fleet, "load")
-    assert report.checks[0].state is state, report.checks[0]
+def wrong(report: TrialReport) -> set[str]:
+    return {check.code for check in report.checks if check.state in (State.WARN, State.FAIL)}
+
+
+WITHOUT_A_CACHE = ("--no-enable-prefix-caching",)
+
+
+@pytest.mark.parametrize(
+    ("mode", "workers", "codes"),
+    [
+        ("kv", aggregated(3), set()),
+        ("round-robin", aggregated(3), {"DYE0401", "DYE0801"}),
+        ("kv", aggregated(2, args=WITHOUT_A_CACHE), {"DYE0401"}),
+    ],
+    ids=("healthy", "turns", "without a cache"),
+)
+def test_a_fault_is_named_by_its_codes_alone(
+    mode: str, workers: list[WorkerPlan], codes: set[str]
+) -> None:
+    """Without `isolation`: with mock workers, prompts of different salts share blocks (DYE0601)."""
+    with DynamoFleet(workers, router_mode=mode, speedup=1.0) as fleet:
+        report = result_of(fleet, "names tokens streams reuse load limits")
+    assert wrong(report) == codes, [check for check in report.checks if check.findings]
+    load = next(check for check in report.checks if check.code == "DYE0801")
+    assert load.state is (State.WARN if "DYE0801" in codes else State.PASS), load
 
 
 def test_required_hand_offs_stay_in_their_domain() -> None:
