@@ -105,6 +105,14 @@ test_cache_salts = every_engine.cache_salts
 test_small_requests_prove_the_fleet = every_engine.small_requests_prove_the_fleet
 
 
+test_a_faulty_frontend_is_named = every_engine.a_faulty_frontend_is_named
+
+
+def test_a_router_that_takes_turns_is_named(engines: dict[str, Engine]) -> None:
+    """Engine ``b`` does not serve the adapter of ``a``."""
+    every_engine.a_router_that_takes_turns_is_named(engines, {"DYE0103", "DYE0402"})
+
+
 test_tool_calls_without_content = every_engine.tool_calls_without_content
 
 
