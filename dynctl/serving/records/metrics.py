@@ -370,11 +370,11 @@ class Metrics(ServiceObserver):
         await self._service.refresh_health(1.0)
         parts, began = [], time.perf_counter()
         for part in self.parts():
-            parts.append(part)
+            parts.append(part.encode())
             if time.perf_counter() - began > SLICE_S:
                 await asyncio.sleep(0)
                 began = time.perf_counter()
-        return web.Response(body="".join(parts).encode(), headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=b"".join(parts), headers={"Content-Type": CONTENT_TYPE})
 
     def render(self) -> str:
         """The whole exposition."""
@@ -392,7 +392,8 @@ class Metrics(ServiceObserver):
         yield from self._model_gauges()
         yield from self._worker_gauges()
         yield from self._queue()
-        for name, rows in domain_gauges(self._service.router).items():
+        domains = yield from domain_gauges(self._service.router)
+        for name, rows in domains.items():
             yield self._text(name, rows.items())
 
     def _replica_samples(self) -> Iterator[str]:

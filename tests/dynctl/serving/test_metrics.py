@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from dynctl.base.tasks import SLICE
 from dynctl.documents.audit import AuditRow
 from dynctl.serving.records.decision_memory import DecisionMemory
-from dynctl.serving.records.domain_metrics import MAX_VALUES, OTHER, DomainCounters
+from dynctl.serving.records.domain_metrics import MAX_VALUES, OTHER, DomainCounters, domain_gauges
 from dynctl.serving.records.metrics import Metrics, error_type
 from dynctl.serving.routing.service import RoutingService
 from dynctl.serving.telemetry.exposition import Counter, Family, Histogram, number
@@ -480,6 +480,36 @@ def test_no_step_of_a_scrape_makes_an_object_for_each_worker(no_collection: None
         now, _, _ = gc.get_count()
         most, before = max(most, now - before), now
     assert most < 500
+
+
+def test_domains_are_read_in_steps_without_a_worker_that_left_meanwhile(monkeypatch):
+    workers = [worker(number, "decode", zone="a", total=10) for number in range(1, 101)]
+    made = service(*workers)
+    registry, read, steps = made.router.registry, 0, 0
+    slots = registry.slots
+
+    def counted(worker_id):
+        nonlocal read
+        read += 1
+        return slots(worker_id)
+
+    monkeypatch.setattr(registry, "slots", counted)
+
+    def watched():
+        tables = yield from domain_gauges(made.router)
+        assert tables["dynctl_domain_workers"] == {key: 99}
+        assert tables["dynctl_domain_total_kv_blocks"] == {key: 990}
+
+    key = ("zone", "a", "decode")
+    for text in watched():
+        assert not text
+        steps += 1
+        assert 0 < read <= SLICE
+        if steps == 1:
+            assert made.membership.remove(100).ok
+        read = 0
+    assert 0 < read <= SLICE
+    assert steps == 100 // SLICE
 
 
 async def test_the_canary_counts():
