@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Final, Protocol
 
 from dynctl.base.tasks import SLICE, drained, in_turns
-from dynctl.documents.doubts import Doubt, Varies, doubt
+from dynctl.documents.doubts import Doubt, Varies, doubt, some_names
 from dynctl.documents.fleet_load import Condition
 from dynctl.documents.workers import WorkerRow
 from dynctl.health import conditions as codes
@@ -35,6 +35,7 @@ from router_core import (
     WorkerLost,
     WorkerUpserted,
     policy_conflict,
+    slots_of,
 )
 
 #: The name of the service, which the lines of conditions have in logs.
@@ -185,30 +186,55 @@ class ServiceHealth:
 
     def _hold_levels(self, policy: RouterPolicy | None) -> None:
         """A condition for each level, of the table of links or of the router's policy, that no
-        worker publishes."""
+        worker publishes, or that some prefill or decode workers do not publish."""
         registry, table = self._service.router.registry, self._service.router.transfer
-        effects: dict[str, tuple[str, str]] = {}
+        # Level -> where it is set, the effect where no worker publishes it, and on those without.
+        effects: dict[str, tuple[str, str, str]] = {}
         for level in () if table is None or not self._distance_costs else table.names:
             effect = "KV transfers count as those of a wider level"
-            effects[level] = ("a level of --router-kv-transfer-qos", effect)
-        bound = policy is not None and any(
-            worker.role is Role.PREFILL and worker.runtime_config.kv_transfer_domain is None
-            for worker in registry
-        )
+            effects[level] = ("a level of --router-kv-transfer-qos", effect, f"their {effect}")
+        # A prefill worker with a policy of its own does not have the router's.
+        bound: set[str] = set()
+        others: set[str] = set()
+        for worker in registry if policy is not None else ():
+            if worker.role is Role.PREFILL:
+                own = worker.runtime_config.kv_transfer_domain is not None
+                (others if own else bound).add(worker.model)
         if policy is not None and policy.enforcement == "required":
             effect = "every request with a prefill hop is refused"
-            effects[policy.domain] = ("that of --router-kv-transfer-topology-level", effect)
+            some = "they get no request with a prefill hop"
+            effects[policy.domain] = ("that of --router-kv-transfer-topology-level", effect, some)
         elif policy is not None:
-            effect = "the policy has no effect"
-            effects[policy.domain] = ("that of --router-kv-transfer-topology-level", effect)
-        for level, (named, effect) in effects.items():
-            matters = bound or policy is None or level != policy.domain
+            effect, some = "the policy has no effect", "they are in none of its domains"
+            effects[policy.domain] = ("that of --router-kv-transfer-topology-level", effect, some)
+        for level, (named, effect, some) in effects.items():
+            of_policy = policy is not None and level == policy.domain
+            models = bound if of_policy else registry.models()
             unused = None
-            if len(registry) and matters and not registry.with_domain(level):
+            if models and registry.with_domain(level):
+                # Where prefill workers of a model have two policies, the effect is not known.
+                missing = self._without_level(level, bound - others if of_policy else models)
+                unused = missing and f"{missing} do not publish the domain {level}, {named}: {some}"
+            elif models:
                 known = sorted({domain for worker in registry for domain in worker.domains})
                 published = f"; published: {', '.join(known)}" if known else ""
                 unused = f"no worker publishes the domain {level}, {named}: {effect}{published}"
             self._hold(codes.LEVEL_NOT_PUBLISHED, level, unused)
+
+    def _without_level(self, level: str, models: Iterable[str]) -> str | None:
+        """The prefill and decode workers of the models that do not publish a level, with their
+        number; None where all publish it."""
+        registry = self._service.router.registry
+        slots = 0
+        for model in models:
+            slots |= registry.model(model)
+        slots &= registry.roles_for("prefill") | registry.roles_for("decode")
+        missing = slots & ~registry.with_domain(level)
+        if not missing:
+            return None
+        names = sorted({registry.worker(slot).name for slot in slots_of(missing)})
+        total = len({registry.ref(slot).worker_id for slot in slots_of(slots)})
+        return f"{len(names):,} of {total:,} prefill and decode workers ({some_names(names)})"
 
     def _by_time(self, worker: Worker) -> str | None:
         """Why the policy lru does not apply to the worker; None where it does, or is not set."""

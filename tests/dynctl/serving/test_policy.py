@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from router_core import RouterConfig
-from tests.dynctl.serving.fleets import WORDS, site
+from tests.dynctl.serving.fleets import WORDS, site, zone
 
 IDS = {"extra_fields": ["worker_id"]}
 
@@ -154,6 +154,56 @@ async def test_a_policy_whose_level_no_worker_publishes_is_a_condition(
         option = "--router-kv-transfer-topology-level"
         expected = f"no worker publishes the domain {domain}, that of {option}: {effect}"
         assert (found.message if found else None) == (expected if effect else None)
+
+
+@pytest.mark.parametrize(
+    ("enforcement", "effect"),
+    [
+        ("required", "they get no request with a prefill hop"),
+        ("fallback", "they are in none of its domains"),
+    ],
+)
+async def test_workers_without_the_level_of_the_policy_are_a_condition(
+    enforcement: str, effect: str
+):
+    shape = fleet_of("prefill-a", "prefill-none", "decode-a", "decode-none")
+    async with site(**shape, router=policy(enforcement)) as fleet:
+        found = fleet.service.conditions.get("LEVEL_NOT_PUBLISHED", "zone")
+        assert found.message == (
+            "2 of 4 prefill and decode workers (decode-none, prefill-none) do not publish the "
+            f"domain zone, that of --router-kv-transfer-topology-level: {effect}"
+        )
+        await fleet.frontend.fleet.remove("prefill-none")
+        found = fleet.service.conditions.get("LEVEL_NOT_PUBLISHED", "zone")
+        assert found.message.startswith("1 of 3 prefill and decode workers (decode-none)")
+        await fleet.frontend.fleet.remove("decode-none")
+        assert fleet.service.conditions.get("LEVEL_NOT_PUBLISHED", "zone") is None
+
+
+async def test_workers_without_a_level_of_the_links_are_a_condition(tmp_path: Path):
+    shape = fleet_of("prefill-a", "decode-a", "decode-none")
+    async with site(**shape, router=links(tmp_path)) as fleet:
+        found = fleet.service.conditions.get("LEVEL_NOT_PUBLISHED", "zone")
+        assert found.message == (
+            "1 of 3 prefill and decode workers (decode-none) do not publish the domain zone, a "
+            "level of --router-kv-transfer-qos: their KV transfers count as those of a wider level"
+        )
+
+
+async def test_workers_without_the_level_of_one_of_two_policies_are_not_named():
+    """Whether a decode worker gets requests depends on the prefill worker: that is not known."""
+    shape = fleet_of("prefill-a", "prefill-b", "decode-a", "decode-none")
+    shape["engines"][1] |= zone("zone-b")
+    async with site(**shape, router=policy()) as fleet:
+        assert fleet.service.conditions.get("LEVEL_NOT_PUBLISHED", "zone") is None
+
+
+async def test_workers_without_a_hop_need_no_level():
+    """Their requests have no KV transfer; prefill and decode workers have the level."""
+    shape = fleet_of("prefill-a", "decode-a")
+    shape["engines"].append({"name": "whole"})
+    async with site(**shape, router=policy()) as fleet:
+        assert fleet.service.conditions.get("LEVEL_NOT_PUBLISHED", "zone") is None
 
 
 async def test_a_policy_has_no_level_to_miss_where_each_worker_computes_prompts():
