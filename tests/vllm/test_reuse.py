@@ -3,6 +3,7 @@
 The scenarios share the engines, in this order; each uses prompts of its own.
 """
 
+import asyncio
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -111,6 +112,16 @@ test_a_faulty_frontend_is_named = every_engine.a_faulty_frontend_is_named
 def test_a_router_that_takes_turns_is_named(engines: dict[str, Engine]) -> None:
     """Engine ``b`` does not serve the adapter of ``a``."""
     every_engine.a_router_that_takes_turns_is_named(engines, {"DYE0103", "DYE0402"})
+
+
+def test_events_of_another_engine_are_named(stack: Stack, engines: dict[str, Engine]) -> None:
+    a, b = engines["a"], engines["b"]
+    of_a = {"kv_events": a.events, "replay": a.replay}
+    of_b = {"kv_events": b.events, "replay": b.replay}
+    crossed = stack.frontend(a.spec(**of_b), b.spec(**of_a))
+    report = asyncio.run(every_engine.tested(str(crossed.http.base_url), "index"))
+    stack.stop(crossed)
+    assert every_engine.wrong(report).keys() == {"DYE0501"}, every_engine.wrong(report)
 
 
 test_tool_calls_without_content = every_engine.tool_calls_without_content
