@@ -112,11 +112,24 @@ def trace_format(path: Path) -> TraceFormat | None:
     """
     with _open_trace(path) as lines:
         first = next((line for _, line in _numbered_lines(lines, path) if line), b"")
-    if not first or first.startswith(b"{"):
-        # An empty file is an empty trace.
-        return "bailian" if b'"chat_id"' in first else "mooncake"
+    if not first:
+        return "mooncake"  # an empty file is an empty trace
+    if first.startswith(b"{"):
+        return _json_format(first)
     names = first.decode("utf-8", "replace").split(",")
     return "azure" if _columns(names) is not None else None
+
+
+def _json_format(line: bytes) -> TraceFormat | None:
+    """The format of a line of JSON. None for an object without any field of a trace: prompts,
+    chats, and batches of requests are lines of JSON too. A broken line may be of a trace."""
+    if b'"chat_id"' in line:
+        return "bailian"
+    try:
+        fields = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return "mooncake"
+    return "mooncake" if fields.keys() & set(_MooncakeLine.__struct_fields__[:4]) else None
 
 
 def read_trace(

@@ -162,6 +162,11 @@ def test_an_empty_trace_and_a_file_of_another_kind_are_refused(trace) -> None:
         list(read_trace(trace()))
     with pytest.raises(WireError, match="not a trace; expected JSON lines with timestamp"):
         list(read_trace(trace("name: a yaml file")))
+    for text in ('{"messages": []}', '{"conversations": []}', '{"body": {"timestamp": 1}}'):
+        with pytest.raises(WireError, match="not a trace; expected JSON lines with timestamp"):
+            list(read_trace(trace(text)))
+    with pytest.raises(WireError, match="line 1: no field timestamp"):
+        list(read_trace(trace('{"input_length": 5, "output_length": 1}')))
     with pytest.raises(WireError, match="no line is good: 2 skipped, the first: line 1"):
         list(read_trace(trace("{", "{"), skipped=SkippedLines()))
 
