@@ -426,6 +426,12 @@ def of_trace(path: Path | None, query: HitsQuery, trace: SimulatedTrace) -> Hits
         engine,
         block_size=min(given.first().block_size, 4096),
     )
+    if not any(request.hash_ids for request in given.requests(trace.seed)):
+        raise UsageProblem(
+            f"{given.name}: no request has hash_ids, so what their prompts share is unknown",
+            "expected a trace of Mooncake or Bailian, or a recording; dynctl replay also takes "
+            "this one",
+        )
     policy = policies([trace.policy])[0][0]
     ladder = Ladder(by=query.by, hot=query.hot)
     try:

@@ -277,6 +277,7 @@ def test_a_generated_workload_names_the_cause(dynctl, policy: str, more: tuple, 
         (["TRACE", "--from", "+3s"], "--from and --to are for recordings"),
         (["none.dynrec"], "none.dynrec: the file does not exist"),
         (["JUNK"], "not a trace"),
+        (["AZURE"], "AZURE: no request has hash_ids"),
         (["--workers", 3], "--workers is for a trace"),
         (["--generate", "chat", "--policy", "no-such"], "--policy no-such"),
         (["--demo"], "no router runs there, so nothing can be recorded"),
@@ -289,6 +290,9 @@ def test_bad_input_is_named(dynctl, tmp_path: Path, monkeypatch, arguments: list
         '{"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [1]}\n'
     )
     Path("JUNK").write_bytes(b"\x00\x01 junk")
+    Path("AZURE").write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,4808,10\n"
+    )
     ran = dynctl("hits", *arguments)
     assert ran.code == 2, ran.out
     assert said in ran.err
