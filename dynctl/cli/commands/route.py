@@ -236,6 +236,7 @@ def _typed_prompt(prompt: str) -> str:
 
 
 def _read(name: str, option: str) -> str:
+    import codecs
     import sys
 
     from dynctl.base.files import read_file
@@ -250,7 +251,7 @@ def _read(name: str, option: str) -> str:
     if len(data) > MAX_INPUT_BYTES:
         raise UsageProblem(f"{option} {name}: larger than {MAX_INPUT_BYTES:,} bytes")
     try:
-        return data.decode()
+        return data.removeprefix(codecs.BOM_UTF8).decode()
     except UnicodeDecodeError as error:
         raise UsageProblem(f"{option} {name}: not UTF-8 at byte {error.start}") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 import shutil
@@ -156,6 +157,8 @@ def test_prompt_raw_messages_stdin_and_tokens(dynctl, tmp_path, monkeypatch):
     chat = tokens(DEMO)
     assert tokens("--messages", file) == chat
     file.write_text(json.dumps({"messages": [{"role": "user", "content": DEMO}]}))
+    assert tokens("--messages", file) == chat
+    file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
     assert tokens("--messages", file) == chat
     assert 0 < tokens("--raw", DEMO) < chat
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(DEMO.encode())))
