@@ -20,8 +20,9 @@ MAX_WORKERS: Final = 4096
 #: Reasons by which requests are counted that are not compared.
 _MOST_REASONS: Final = 32
 _UNKNOWN: Final = "cache overlap not modelled"
-#: Index states of a worker whose index can be judged: one that is current, and one without events.
-_JUDGED: Final = ("current", "absent")
+#: Index states of a worker whose index can be judged: one that is current, and one without events,
+#: whose cache is estimated or unknown.
+_JUDGED: Final = ("current", "absent", "estimated")
 
 
 @dataclass(slots=True)

@@ -13,7 +13,18 @@ from dynctl.serving.records import audit as audit_module
 from dynctl.serving.records.audit import ReuseAudit
 from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.sources.client import FrontendClient
-from router_core import BlocksStored, IndexMarked, KvEvent, RoutingRequest, WorkerLost, hash_prompt
+from router_core import (
+    BlocksStored,
+    Freed,
+    IndexMarked,
+    KvEvent,
+    Router,
+    RouterConfig,
+    RoutingRequest,
+    WorkerLost,
+    WorkerUpserted,
+    hash_prompt,
+)
 from tests.dynctl.serving.fleets import WORDS, Site, site
 from tests.router_core.fleet import active, apply_all, prompt, request, router, stored, worker
 from tests.waiting import until
@@ -115,6 +126,18 @@ def test_a_miss_has_a_likely_cause(
     assert (row.requests, row.hits) == (1, int(cause is None))
     assert row.causes == ({} if cause is None else {cause: 1})
     assert (row.predicted_tokens, row.reported_tokens) == (held * 16, min(reported, 40))
+
+
+def test_an_engine_that_does_not_reuse_is_not_blamed_on_an_estimated_index():
+    """An estimate is as current as it can be: the engine may not cache at all."""
+    made, wanted = Router(RouterConfig(), learns=True), request(40)
+    apply_all(made, WorkerUpserted(worker(1, kv_events=False)))
+    before = request(40, "before")
+    apply_all(made, made.booking(made.plan(before).final, before), Freed("before"))
+    audit = ReuseAudit(made)
+    audit.on_finished(finished(made, wanted, 0, 40))
+    [row] = audit.rows()
+    assert (row.predicted_tokens, row.causes) == (32, {"not_reused": 1})
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.75, 1.0])
