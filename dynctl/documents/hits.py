@@ -119,7 +119,8 @@ CAUSES: Final = {
     "no_events": CauseText(
         "no KV events",
         "the worker reports no KV events",
-        "start the engine with KV events and name them: kv-events= of --worker",
+        "start the engine with KV events and name them: kv-events= of --worker; if it never reuses "
+        "anything, its prefix cache may be off: dynctl test ENGINE --only reuse",
         ("DYR0762",),
     ),
     "block_size": CauseText(

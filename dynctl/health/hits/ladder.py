@@ -57,7 +57,7 @@ _SHORT: Final = "shorter than one block"
 _NO_SALT: Final = "(no salt)"
 _UNKNOWN_OF_WORKERS: Final = {
     "capacity": "a worker does not declare its KV blocks (total-blocks= of --worker)",
-    "best": "no worker reports KV events",
+    "best": "not every worker reports KV events",
 }
 #: Places of the three tallies of a group.
 _ALL, _REPORTED, _BARE = range(3)

@@ -497,7 +497,7 @@ def test_a_recording_without_an_input_names_it_and_claims_nothing() -> None:
     best = without_events.rung("best")
     assert best is not None
     assert best.rate is None
-    assert best.unknown == "no worker reports KV events"
+    assert best.unknown == "not every worker reports KV events"
     assert "DYR0765" in [one.code for one in without_events.doubts]
 
     silent = [
