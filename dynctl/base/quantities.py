@@ -55,3 +55,8 @@ def size(text: str) -> int | None:
     """The bytes of a text; None if it is not a size."""
     match = _SIZE.fullmatch(text.strip())
     return None if match is None else int(float(match[1]) * _BYTES.get(match[2][:1].lower(), 1))
+
+
+def plural(number: int, noun: str) -> str:
+    """``1 worker``, ``2,048 workers``."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")

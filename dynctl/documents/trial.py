@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from dynctl.base.quantities import plural
 from dynctl.findings.report import Report
 
 
@@ -17,7 +18,7 @@ class Spent(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return (
-            f"{self.requests:,} requests, {self.prompt_tokens:,} prompt tokens, at most "
+            f"{plural(self.requests, 'request')}, {self.prompt_tokens:,} prompt tokens, at most "
             f"{self.generated_tokens:,} generated, {self.seconds:.1f} s"
         )
 

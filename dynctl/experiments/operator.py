@@ -12,13 +12,18 @@ from dynctl.base.errors import DynctlError
 from dynctl.documents.fleet_load import LastTest
 from dynctl.documents.workers import WorkerRow
 from dynctl.findings.report import Summary
+from dynctl.findings.runner import Skipped
 from dynctl.planning.domain_capacity import router_policy
-from dynctl.sources.client import FrontendClient
+from dynctl.sources.client import FrontendClient, TokenRefused
 from router_core import Role, RouterPolicy
 
 T = TypeVar("T")
-UNREADABLE: Final = (
+_UNREADABLE: Final = (
     "a dynctl frontend shows its workers to its operator (--token-file), a Dynamo by --discovery"
+)
+_REFUSED: Final = (
+    "the server refuses the token of --token-file, --token or DYNCTL_TOKEN; use the one of its "
+    "--admin-token-file"
 )
 
 
@@ -59,6 +64,7 @@ class Operator:
 
     def __init__(self, client: FrontendClient) -> None:
         self.client = client
+        self._token_refused = False
 
     async def call(self, method: Callable[[], T]) -> T:
         """Run a call in a thread. Raises DynctlError.
@@ -77,9 +83,19 @@ class Operator:
         try:
             rows = await self.call(self.client.workers)
             config = await self.call(self.client.config)
+        except TokenRefused:
+            self._token_refused = self.client.has_token
+            return None
         except DynctlError:
             return None
         return served_workers(rows, model, router_policy(config.values))
+
+    def unreadable(self, unknown: str, *, unread: bool = False) -> Skipped:
+        """A check that needs ``unknown``, which the server does not show. A token that the server
+        refused is a fact that could not be read; a server without such facts is none."""
+        if self._token_refused:
+            return Skipped(f"{unknown}: {_REFUSED}", unread=True)
+        return Skipped(f"{unknown}: {_UNREADABLE}", unread)
 
     async def report(self, summary: Summary, model: str) -> None:
         """Let the frontend keep the result, which `top` shows. A server that keeps none is left

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
+from dynctl.base.quantities import plural as plural
 from dynctl.screens.cells import beginning, cells, ending
 
 _MORE: Final = " .."
@@ -58,11 +59,6 @@ def data_size(bytes: int | None) -> str:
     while value >= 999.5 and len(units) > 1:
         value, units = value / 1000, units[1:]
     return f"{value:.3g} {units[0]}" if value < 999.5 else f"{value:,.0f} {units[0]}"
-
-
-def plural(number: int, noun: str) -> str:
-    """``1 worker``, ``2,048 workers``."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def first_names(names: Sequence[str], most: int) -> str:

@@ -47,6 +47,10 @@ _VERSION_HINT: Final = (
 )
 
 
+class TokenRefused(UsageProblem):
+    """The server refuses the token, or a request without one, for no other known reason."""
+
+
 def refused_caller(address: str, response: httpx.Response) -> UsageProblem:
     """The error of a frontend that refuses the token or the caller (401, 403).
 
@@ -57,13 +61,13 @@ def refused_caller(address: str, response: httpx.Response) -> UsageProblem:
         case "token_needed":
             return UsageProblem(f"{address} needs a token ({status})", TOKEN_HINT)
         case "invalid_token":
-            return UsageProblem(f"{address} refuses the token ({status})", _REFUSED_HINT)
+            return TokenRefused(f"{address} refuses the token ({status})", _REFUSED_HINT)
         case "not_the_operator":
             # "POST /v1/workers: PROBLEM; WHAT TO DO"
             problem = message.partition(": ")[2] or message
             return UsageProblem(f"{address} refuses this caller ({status}): {problem}")
     shown = f": {message}" if message else ""
-    return UsageProblem(f"{address} needs a token ({status}){shown}", TOKEN_HINT)
+    return TokenRefused(f"{address} needs a token ({status}){shown}", TOKEN_HINT)
 
 
 class FrontendClient(HttpFrontend):
@@ -80,6 +84,7 @@ class FrontendClient(HttpFrontend):
     def __init__(self, url: str, token: str | None = None, timeout: float = 10.0) -> None:
         super().__init__(url, timeout, token)
         self.title = f"frontend {self.url}"
+        self.has_token = bool(token)
 
     def answers_as_ours(self, timeout: float) -> bool:
         """Whether a dynctl frontend answers here. Raises TimedOut where it is not known: a server

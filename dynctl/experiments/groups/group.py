@@ -6,9 +6,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
+from dynctl.base.quantities import plural
 from dynctl.experiments.canary import CanaryClient, Chat, Reply
 from dynctl.experiments.changes import FleetChanges
-from dynctl.experiments.operator import UNREADABLE, FleetFacts, Operator
+from dynctl.experiments.operator import FleetFacts, Operator
 from dynctl.experiments.prompts import Prompts
 from dynctl.findings.runner import Check, Skipped
 from dynctl.wire.prometheus_text import read_samples
@@ -110,7 +111,7 @@ def refusal(replies: Sequence[Reply]) -> Skipped | None:
 def served_by(replies: Sequence[Reply]) -> str:
     """The number of workers that the replies name, for the message of a check."""
     workers = {worker for r in replies for worker in (r.prefill, r.decode) if worker is not None}
-    return f", by {len(workers)} workers" if workers else ", workers not named"
+    return f", by {plural(len(workers), 'worker')}" if workers else ", workers not named"
 
 
 async def running_requests(client: CanaryClient) -> tuple[str, float]:
@@ -137,7 +138,7 @@ async def changeable_fleet(bench: Bench) -> FleetFacts | Skipped:
     if not bench.subject.names_workers:
         return NO_NAMES
     fleet = await bench.operator.fleet(bench.subject.model)
-    return Skipped(f"the workers are unknown: {UNREADABLE}") if fleet is None else fleet
+    return bench.operator.unreadable("the workers are unknown") if fleet is None else fleet
 
 
 async def is_shared(bench: Bench, own: int) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from dynctl.base.quantities import plural
 from dynctl.experiments.canary import Reply
 from dynctl.experiments.groups.group import Bench, TrialGroup
 from dynctl.findings.runner import Check, Found, Outcome, Passed, Skipped, Wrong, found
@@ -13,9 +14,6 @@ from dynctl.findings.runner import Check, Found, Outcome, Passed, Skipped, Wrong
 _PROMPTS: Final = 8
 _WORDS: Final = 200
 _LEAST_SHARE: Final = 0.5
-_UNREADABLE: Final = Skipped(
-    "past decisions cannot be read: a dynctl frontend shows them to its operator (--token-file)"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,7 @@ class IndexFacts:
 
 async def _gather(bench: Bench) -> IndexFacts:
     if not bench.subject.shows_decisions:
-        return IndexFacts((), skipped=_UNREADABLE)
+        return IndexFacts((), skipped=bench.operator.unreadable("past decisions cannot be read"))
     texts = [bench.prompts.fresh(_WORDS) for _ in range(_PROMPTS)]
     await bench.client.chats(*map(bench.chat, texts))
     await bench.pause(bench.settle_s)
@@ -102,8 +100,8 @@ def _judged(facts: IndexFacts, wrong: Sequence[Comparison]) -> Outcome:
     reused = sum(row.reused for row in facts.compared)
     if not expected and not reused:
         return Skipped("nothing was expected and nothing was reused (DYE0401)")
-    workers = len({row.worker for row in facts.compared})
-    return Passed(f"{expected:,} tokens expected, {reused:,} reused, by {workers} workers")
+    workers = plural(len({row.worker for row in facts.compared}), "worker")
+    return Passed(f"{expected:,} tokens expected, {reused:,} reused, by {workers}")
 
 
 def _found(row: Comparison) -> Found:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from dynctl.base.quantities import plural
 from dynctl.experiments.canary import Reply
 from dynctl.experiments.groups.group import Bench, TrialGroup, refusal, served_by
 from dynctl.experiments.groups.reuse import reused, unjudgeable
@@ -111,7 +112,7 @@ def _keeps_apart(facts: IsolationFacts) -> Outcome:
     shown = [prompt for prompt in facts.prompts if reused(prompt.same) and prompt.at_one_place]
     if not shown:
         return Skipped("no prompt was reused with its own salt at the worker of the other salt")
-    return Passed(f"{len(shown)} prompts with two salts each" + served_by(facts.replies))
+    return Passed(f"{plural(len(shown), 'prompt')} with two salts each" + served_by(facts.replies))
 
 
 def _same_salt_shares(facts: IsolationFacts) -> Outcome:

@@ -33,7 +33,7 @@ from dynctl.experiments.groups.queue_order import (
     higher_is_first,
     try_queue_order,
 )
-from dynctl.experiments.operator import UNREADABLE, FleetFacts
+from dynctl.experiments.operator import FleetFacts
 from dynctl.experiments.shares import at_most_by_chance
 from dynctl.findings.runner import Check, Outcome, Passed, Skipped, Wrong, found
 from dynctl.planning.domain_capacity import derive_constraints
@@ -178,7 +178,7 @@ async def _count_ranks(bench: Bench) -> int | Skipped:
         await bench.client.chat(bench.chat(bench.prompts.fresh(_WORDS))) for _ in range(_SCOUTS)
     ]
     if any(reply.prefill != reply.decode for reply in scouts if reply.answered):
-        return Skipped(f"the domains of prefill and decode workers are unknown: {UNREADABLE}")
+        return bench.operator.unreadable("the domains of prefill and decode workers are unknown")
     return len(set(filter(None, map(_place, scouts))))
 
 
@@ -265,7 +265,7 @@ async def _limit(bench: Bench) -> Limited | Skipped:
         return NO_CHANGES
     fleet = await bench.operator.fleet(bench.subject.model)
     if _unnamed(bench) is not None or fleet is None:
-        return Skipped(f"the workers are unknown: {UNREADABLE}")
+        return bench.operator.unreadable("the workers are unknown")
     answering = fleet.answering()
     if any("total_kv_blocks" not in row.runtime_config for row in answering) or not answering:
         return Skipped(

@@ -18,10 +18,15 @@ _WORDS: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class NamesFacts:
-    """``replies``: listed name -> its replies. ``untried``: how many more names are listed."""
+    """``listed``: the reply to GET /v1/models, ``names`` how many it lists.
+
+    ``replies``: name -> its replies. The tested model is one of the names, listed or not.
+    ``untried``: how many more names are listed.
+    """
 
     url: str
     listed: Reply
+    names: int
     replies: Mapping[str, Sequence[Reply]]
     untried: int
 
@@ -29,6 +34,7 @@ class NamesFacts:
 async def _gather(bench: Bench) -> NamesFacts:
     subject = bench.subject
     names = list(dict.fromkeys(str(row["id"]) for row in subject.rows))
+    listed = len(names)
     if subject.model in names:
         names.remove(subject.model)
     names.insert(0, subject.model)
@@ -37,13 +43,13 @@ async def _gather(bench: Bench) -> NamesFacts:
         chats = [Chat(name, (bench.prompts.fresh(_WORDS),)) for _ in range(_TRIES)]
         replies[name] = await bench.client.chats(*chats)
     untried = max(0, len(names) - _MOST_NAMES)
-    return NamesFacts(bench.client.url, subject.listed, replies, untried)
+    return NamesFacts(bench.client.url, subject.listed, listed, replies, untried)
 
 
 def _lists_models(facts: NamesFacts) -> Outcome:
     if not facts.listed.answered:
         return Wrong((found(facts.url, reply=str(facts.listed)),))
-    return Passed(f"{len(facts.replies) + facts.untried} listed")
+    return Passed(f"{facts.names} listed")
 
 
 def _names_answer(facts: NamesFacts) -> Outcome:

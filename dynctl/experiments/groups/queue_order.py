@@ -16,7 +16,7 @@ from dynctl.documents.route_result import QueueRow
 from dynctl.documents.workers import WorkerRow
 from dynctl.experiments.canary import Chat, Reply
 from dynctl.experiments.groups.group import NO_NAMES, Bench, refusal
-from dynctl.experiments.operator import UNREADABLE, FleetFacts
+from dynctl.experiments.operator import FleetFacts
 from dynctl.findings.runner import Outcome, Passed, Skipped, Wrong, found
 from router_core import Role
 
@@ -74,7 +74,7 @@ async def try_queue_order(bench: Bench) -> QueueOrder | Skipped:
         return NO_NAMES
     fleet = await bench.operator.fleet(bench.subject.model)
     if fleet is None or not bench.subject.shows_decisions:
-        return Skipped(f"the workers and decisions are unknown: {UNREADABLE}")
+        return bench.operator.unreadable("the workers and decisions are unknown")
     worker = worker_of_prompts(fleet)
     if worker is None:
         return Skipped("no ready worker with one rank computes prompts")
@@ -193,7 +193,7 @@ async def _settled(bench: Bench, reply: Reply) -> Waited | Skipped:
     decision = await bench.client.decision(reply)
     hop = None if decision is None else decision.prefill or decision.decode
     if decision is None or hop is None:
-        return Skipped(f"past decisions cannot be read: {UNREADABLE}", unread=True)
+        return bench.operator.unreadable("past decisions cannot be read", unread=True)
     if hop.queue is UNSET:
         return Skipped(
             "the router queue is off, or the class of the request has no threshold: set "

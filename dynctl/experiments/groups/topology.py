@@ -11,7 +11,7 @@ from dynctl.base.quantities import percent
 from dynctl.documents.workers import WorkerRow
 from dynctl.experiments.canary import Reply
 from dynctl.experiments.groups.group import NO_NAMES, Bench, TrialGroup, refusal
-from dynctl.experiments.operator import UNREADABLE, FleetFacts
+from dynctl.experiments.operator import FleetFacts
 from dynctl.experiments.shares import share_interval
 from dynctl.findings.runner import Check, Found, Outcome, Passed, Skipped, Wrong, found
 from dynctl.planning.domain_capacity import derive_constraints
@@ -85,7 +85,7 @@ def _untestable(bench: Bench, fleet: FleetFacts | None) -> Skipped | None:
     if not bench.subject.names_workers:
         return NO_NAMES
     if fleet is None:
-        return Skipped(f"the workers' domains are unknown: {UNREADABLE}")
+        return bench.operator.unreadable("the workers' domains are unknown")
     if not _prefill_workers(fleet):
         return Skipped("no prefill worker serves this model: no hand-offs")
     return None

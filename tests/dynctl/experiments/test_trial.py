@@ -63,7 +63,37 @@ async def test_a_fleet_passes_and_its_workers_are_counted():
         "DYE0601",
     ):
         assert checks[code].state is State.PASS, checks[code]
-    assert re.search(r"by [123] workers", checks["DYE0402"].message)
+    assert re.search(r"by (1 worker|[23] workers)$", checks["DYE0402"].message)
+
+
+async def test_a_refused_token_is_named_and_counts_as_unread():
+    """Without a token the operator's facts are no part of the test, and their absence is none."""
+
+    async def refuse(_: web.Request) -> web.Response:
+        return error(401, "wrong token")
+
+    class RefusesTokens(Fault):
+        routes = (web.get("/v1/workers", refuse), web.get("/v1/decisions/{name}", refuse))
+
+    groups = ("index", "topology", "load", "change")
+    async with site([ENGINE]) as fleet, faulty_proxy(fleet.frontend.url, RefusesTokens()) as url:
+        wrong_token = await result_of(url, only=groups, token="wrong", changes=True)
+        no_token = await result_of(url, only=groups, changes=True)
+    for code in ("DYE0501", "DYE0701", "DYE0802", "DYE0803", "DYE1001"):
+        refused = next(check for check in wrong_token.checks if check.code == code)
+        assert "the server refuses the token of --token-file" in refused.message, code
+        assert refused.unread, code
+        without = next(check for check in no_token.checks if check.code == code)
+        assert "to its operator (--token-file)" in without.message, code
+        assert not without.unread, code
+    assert not wrong_token.passes("skip")
+
+
+async def test_a_model_that_is_not_listed_does_not_count_as_listed():
+    async with site([ENGINE]) as fleet:
+        report = await result_of(fleet.frontend.url, only=("names",), model="unlisted")
+    checks = {check.code: check for check in report.checks}
+    assert (wrong(report), checks["DYE0101"].message) == ({"DYE0102"}, "1 listed")
 
 
 async def test_an_engine_alone_passes():
