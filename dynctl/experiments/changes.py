@@ -16,6 +16,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from dynctl.base.errors import DynctlError, UsageProblem
+from dynctl.base.terminal import advise
 from dynctl.documents.thresholds import ThresholdValues
 from dynctl.documents.workers import WorkerRow
 from dynctl.experiments.journal import ChangeJournal, FleetChange, Values
@@ -190,16 +191,22 @@ class FleetChanges:
 
     @asynccontextmanager
     async def _made(self, change: FleetChange) -> AsyncIterator[None]:
+        interrupted = False
         self._journal.add(change)
         try:
             await self._operator.call(lambda: self._set(change, change.after))
             yield
+        except asyncio.CancelledError:
+            interrupted = True
+            raise
         finally:
             try:
                 await self.put_back(change)
             except DynctlError as error:
                 self.left.append((change, error.message))
                 raise
+            if interrupted:  # no report follows, which would show it
+                advise(f"interrupted; put back: {change}")
 
     async def put_back(self, change: FleetChange) -> None:
         """Set the former values, and forget the change. A value that differs from what the test

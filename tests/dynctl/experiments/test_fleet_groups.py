@@ -553,7 +553,7 @@ async def start_test(url: str, state: Path, group: str) -> asyncio.subprocess.Pr
         *(sys.executable, "-m", "dynctl", "test", url, "--only", group, "--allow-changes"),
         env={**os.environ, "XDG_STATE_HOME": str(state)},
         stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
     )
 
 
@@ -565,9 +565,11 @@ async def test_an_interrupted_test_is_put_back(number: signal.Signals, tmp_path:
         process = await start_test(url, tmp_path, "change")
         await until(lambda: bool(cordoned), 30)
         process.send_signal(number)
-        assert await process.wait() != 0
+        _, shown = await process.communicate()
+        assert process.returncode != 0
         killed = number is signal.SIGKILL
         assert bool(cordoned) is killed
+        assert (b"interrupted; put back: cordon of worker" in shown) is not killed
         assert bool(journals(tmp_path / "dynctl")) is killed
         state = tmp_path / "dynctl"
         if killed:
