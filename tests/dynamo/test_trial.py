@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dynctl.base.options import GlobalOptions
 from dynctl.documents.trial import TrialReport
+from dynctl.experiments.changes import RestartCommand
 from dynctl.experiments.trial import TrialOptions, run_trial
 from dynctl.findings.report import State
 from dynctl.sources.connect import connect
 from tests.dynamo.fleet import DynamoFleet, WorkerPlan, aggregated
+from tests.dynamo.ours import our_frontend, wait
 from tests.dynamo.plans import two_zones
-from tests.waiting import patience
+from tests.waiting import patience, until_now
 
 
 def result_of(fleet: DynamoFleet, group: str, **options: Any) -> TrialReport:
@@ -75,3 +80,36 @@ def test_load_of_others_is_read_from_the_frontends_gauge() -> None:
         other.disconnect()
     assert report.checks[0].state is State.SKIP
     assert "other requests" in report.checks[0].message
+
+
+def test_a_restarted_worker_returns_under_another_id(tmp_path: Path) -> None:
+    """The instance of a Dynamo worker has a new id after a restart."""
+    asked, done = tmp_path / "asked", tmp_path / "done"
+    words = ("sh", "-c", 'echo "$1" > "$0/asked"; until test -e "$0/done"; do sleep 0.1; done')
+    with DynamoFleet(aggregated(2), speedup=1.0) as fleet, our_frontend(fleet) as ours:
+        wait(ours, lambda: len(ours.ready()) == 2 and ours.idle(), "both workers")
+        ids = {name: number for number, name in ours.ready().items()}
+        names = {worker.instance_id: name for name, worker in fleet.workers.items()}
+
+        def restart() -> None:
+            until_now(asked.exists, 60)
+            name = names[ids[asked.read_text().strip()]]
+            plan = fleet.workers[name].plan
+            fleet.kill(name, signal.SIGTERM)
+            fleet.start_worker(plan)
+            done.touch()
+
+        with ThreadPoolExecutor(1) as pool:
+            restarted = pool.submit(restart)
+            wanted = TrialOptions(
+                f"http://{ours.host}:{ours.port}",
+                timeout=patience(30),
+                duration=patience(60),
+                only=("restart",),
+                changes=True,
+                restart=RestartCommand((*words, str(tmp_path), "{worker}")),
+                state=tmp_path,
+            )
+            report = asyncio.run(run_trial(wanted))
+            restarted.result()
+    assert {check.state for check in report.checks} == {State.PASS}, report.checks
