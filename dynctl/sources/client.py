@@ -29,7 +29,6 @@ from dynctl.sources.http import (
     threshold_values,
 )
 from dynctl.sources.query import RouteQuery, choose_model
-from dynctl.sources.source import UNKNOWN_DECISION_HINT, AmbiguousDecision
 from dynctl.wire.nvext import SESSION_HEADERS, NvExt
 
 #: A larger response is not from a frontend of ours.
@@ -45,6 +44,17 @@ _VERSION_HINT: Final = (
     "for a Dynamo add its --discovery; before an engine start a frontend: dynctl serve frontend "
     "--worker URL"
 )
+
+
+#: What to do where no decision has the wanted id.
+UNKNOWN_DECISION_HINT: Final = "dynctl why without an ID lists the last decisions"
+
+
+class AmbiguousDecision(UsageProblem):
+    """The ids of several decisions end with the wanted text; the message has them."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "give one of these IDs, or more of its last characters")
 
 
 class TokenRefused(UsageProblem):

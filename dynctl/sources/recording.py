@@ -48,9 +48,8 @@ from dynctl.documents.snapshot import Alert, DecisionLine, Header, Part, Snapsho
 from dynctl.documents.view import SavedView
 from dynctl.documents.workers import WorkerRow
 from dynctl.sources.alerts import condition_alert
+from dynctl.sources.client import UNKNOWN_DECISION_HINT, AmbiguousDecision
 from dynctl.sources.source import (
-    UNKNOWN_DECISION_HINT,
-    AmbiguousDecision,
     LiveSource,
     Source,
 )

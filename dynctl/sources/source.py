@@ -30,15 +30,6 @@ if TYPE_CHECKING:
 
 #: Seconds between two readings of a source that does not report decisions as they are made.
 FOLLOW_S: Final = 0.5
-#: What to do where no decision has the wanted id.
-UNKNOWN_DECISION_HINT: Final = "dynctl why without an ID lists the last decisions"
-
-
-class AmbiguousDecision(UsageProblem):
-    """The ids of several decisions end with the wanted text; the message has them."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, "give one of these IDs, or more of its last characters")
 
 
 class Source(Protocol):

@@ -17,9 +17,8 @@ from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.thresholds import Thresholds, ThresholdValues
 from dynctl.documents.workers import CordonChange, WorkerChange, WorkerRow
-from dynctl.sources.client import FrontendClient
+from dynctl.sources.client import AmbiguousDecision, FrontendClient
 from dynctl.sources.query import RouteQuery
-from dynctl.sources.source import AmbiguousDecision
 
 if TYPE_CHECKING:
     from dynctl.sources.thresholds.replicas import Replica

@@ -13,13 +13,12 @@ from aiohttp.web_protocol import RequestHandler
 
 from dynctl.base.errors import Unreachable, UsageProblem
 from dynctl.documents.snapshot import Snapshot
-from dynctl.sources.client import FrontendClient
+from dynctl.sources.client import AmbiguousDecision, FrontendClient
 from dynctl.sources.domains import DomainBoard
 from dynctl.sources.frontend import live as frontend_module
 from dynctl.sources.frontend.live import LiveFrontends
 from dynctl.sources.frontend.source import FrontendSource
 from dynctl.sources.query import DecisionQuery
-from dynctl.sources.source import AmbiguousDecision
 from dynctl.top.header import numbers
 from router_core import Booked, Freed, RouterConfig
 from tests.dynctl.serving.fleets import WORDS, chat_body, site, until, zone
