@@ -98,6 +98,7 @@ async def test_a_turn_wakes_few_of_the_followers_that_are_ready_at_once(monkeypa
         for publisher in rig._publishers.values():
             direct: zmq.Socket[bytes] = zmq.Socket.shadow(publisher.pub.underlying)
             direct.send_multipart(encode_zmq_frames(envelope(0)))
+        assert rig.plane.ready is not None
         for descriptor in rig.plane.ready._callbacks:
             poll = select.poll()
             poll.register(descriptor, select.POLLIN)

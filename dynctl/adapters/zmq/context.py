@@ -116,6 +116,11 @@ class ReadySockets:
                 callback(*args)
 
 
+def ready_sockets() -> ReadySockets | None:
+    """None where the system has no epoll: the event loop calls back then."""
+    return ReadySockets() if hasattr(select, "epoll") else None
+
+
 class SocketWatch:
     """Waits for messages on plain sockets; the caller closes it before them.
 

@@ -20,11 +20,11 @@ from dynctl.adapters.event_channel import AnyPublisher, ChannelIntake
 from dynctl.adapters.ports import ChannelValue
 from dynctl.adapters.zmq.context import (
     Backlog,
-    ReadySockets,
     SocketWatch,
     close_context,
     drain,
     new_context,
+    ready_sockets,
     subscriber,
 )
 from dynctl.adapters.zmq.kv_event_source import EndpointError, dialable_endpoint
@@ -75,7 +75,7 @@ class ZmqEventPlane:
         self._owned = context is None
         self._context = context
         #: Wakes the followers of sockets that have messages, a few in each turn.
-        self.ready = ReadySockets()
+        self.ready = ready_sockets()
         self._running: set[asyncio.Task[None]] = set()
 
     def follow(self, channel: EventChannel, emit: Callable[[ChannelValue], None]) -> "ZmqFollower":

@@ -202,7 +202,7 @@ def _left_nothing(facts: ChangeFacts) -> Outcome:
         )
     if facts.mended:
         return Passed(f"put back: {', '.join(map(str, facts.mended))}")
-    return Passed("none")
+    return Passed("none is written down on this machine")
 
 
 CHANGE: Final = TrialGroup(

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from dynctl.adapters.ports import IndexUpdate, StreamCondition, StreamValue
-from dynctl.adapters.zmq.context import ReadySockets, close_context, new_context
+from dynctl.adapters.zmq.context import close_context, new_context, ready_sockets
 from dynctl.adapters.zmq.kv_event_source import KvEventSource
 from dynctl.adapters.zmq.kv_events import ZmqKvEvents
 from dynctl.base.tasks import LoopShare, Supervisor, end_tasks
@@ -120,7 +120,7 @@ class IndexRuntime:
         self.applied = asyncio.Event()
         self._wake = asyncio.Event()
         self._context: Any = None  # ZMQ's; only adapters use it
-        self._ready = ReadySockets()
+        self._ready = ready_sockets()
         self._share = LoopShare(STREAMS_S, worked)
         self._slice_ended = -math.inf
         self._worker: asyncio.Task[None] | None = None
