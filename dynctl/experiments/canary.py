@@ -41,7 +41,11 @@ _OUTPUT: Final = ("content", "reasoning", "reasoning_content", "tool_calls")
 
 
 class BudgetSpent(Exception):
-    """The next request would be over the budget."""
+    """The next request would be over the budget. ``option``: sets it."""
+
+    def __init__(self, message: str, option: str) -> None:
+        super().__init__(message)
+        self.option = option
 
 
 @dataclass(slots=True)
@@ -61,11 +65,13 @@ class CanaryBudget:
     def take(self, tokens: int) -> None:
         """Count one request of at most ``tokens`` generated tokens. Raises BudgetSpent."""
         if self.sent >= self.requests:
-            raise BudgetSpent(f"the budget of {self.requests:,} requests is spent")
+            raise BudgetSpent(f"the budget of {self.requests:,} requests is spent", "--budget")
         if self.generated + tokens > self.generated_tokens:
-            raise BudgetSpent(f"the budget of {self.generated_tokens:,} generated tokens is spent")
+            raise BudgetSpent(
+                f"the budget of {self.generated_tokens:,} generated tokens is spent", "--budget"
+            )
         if time.monotonic() > self.ends_at:
-            raise BudgetSpent("the time of this test is over")
+            raise BudgetSpent("the time of this test is over", "--for")
         self.sent += 1
         self.generated += tokens
 

@@ -228,6 +228,7 @@ async def _section(
     try:
         facts = await group.gather(bench)
     except BudgetSpent as spent:
-        reason = Skipped(f"{spent}; raise --budget", unread=True)
+        text = f"{spent}, {group.word} may take {group.requests} requests; raise {spent.option}"
+        reason = Skipped(text, unread=True)
         checks = [Check(check.code, lambda _: reason) for check in checks]
     return run([(group.section, checks)], facts, all_codes(), suppressed=suppressed).sections

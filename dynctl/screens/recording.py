@@ -41,7 +41,7 @@ def _record_lines(result: RecordingReport) -> Iterator[tuple[str, str]]:
     yield "states", f"a router can start at {plural(result.states, 'moment')}"
     if result.missing:
         missing = ", ".join(name.replace("_", " ") for name in result.missing)
-        yield "missing", f"{missing}: this source does not give them"
+        yield "missing", f"{missing}: the source does not give them, or not of every worker"
     if result.conditions:
         codes = (f"{code} {number:,}" for code, number in sorted(result.conditions.items()))
         yield "began", ", ".join(codes)

@@ -33,7 +33,6 @@ from dynctl.wire.nvext import SESSION_HEADERS, NvExt
 
 #: A larger response is not from a frontend of ours.
 MAX_BYTES: Final = 512 * 1024 * 1024
-TOKEN_REQUIRED: Final = "a token is required"  # noqa: S105  not a token
 TOKEN_HINT: Final = "set DYNCTL_TOKEN, or give --token TOKEN"  # noqa: S105  not a token
 _REFUSED_HINT: Final = "set the --admin-token of that dynctl serve: DYNCTL_TOKEN, or --token TOKEN"
 #: How the 404 of a Dynamo frontend and of engines for an unknown path begins.
@@ -57,11 +56,15 @@ class AmbiguousDecision(UsageProblem):
         super().__init__(message, "give one of these IDs, or more of its last characters")
 
 
-class TokenRefused(UsageProblem):
+class CallerRefused(UsageProblem):
+    """The server refuses this caller: 401 or 403."""
+
+
+class TokenRefused(CallerRefused):
     """The server refuses the token, or a request without one, for no other known reason."""
 
 
-def refused_caller(address: str, response: httpx.Response) -> UsageProblem:
+def refused_caller(address: str, response: httpx.Response) -> CallerRefused:
     """The error of a frontend that refuses the token or the caller (401, 403).
 
     A dynctl frontend names the reason in a code, and the command line shows its own words for it.
@@ -69,13 +72,13 @@ def refused_caller(address: str, response: httpx.Response) -> UsageProblem:
     status, message = response.status_code, error_message(response)
     match error_code(response):
         case "token_needed":
-            return UsageProblem(f"{address} needs a token ({status})", TOKEN_HINT)
+            return CallerRefused(f"{address} needs a token ({status})", TOKEN_HINT)
         case "invalid_token":
             return TokenRefused(f"{address} refuses the token ({status})", _REFUSED_HINT)
         case "not_the_operator":
             # "POST /v1/workers: PROBLEM; WHAT TO DO"
             problem = message.partition(": ")[2] or message
-            return UsageProblem(f"{address} refuses this caller ({status}): {problem}")
+            return CallerRefused(f"{address} refuses this caller ({status}): {problem}")
     shown = f": {message}" if message else ""
     return TokenRefused(f"{address} needs a token ({status}){shown}", TOKEN_HINT)
 
@@ -326,7 +329,7 @@ class AsyncFrontendClient:
             self._client, self.name + path, MAX_BYTES, self._timeout, query, wait
         )
         if status in (401, 403):
-            raise UsageProblem(TOKEN_REQUIRED, TOKEN_HINT)
+            raise refused_caller(path, httpx.Response(status, content=body))
         if status == 404:
             raise UsageProblem(f"no {path}: an older dynctl, or not dynctl", _VERSION_HINT)
         if status != 200:

@@ -34,6 +34,7 @@ from dynctl.documents.thresholds import BusyThresholdList, ModelThresholds, Thre
 from router_core import THRESHOLD_SETTINGS
 
 CONNECT_S: Final = 5.0
+_LONGEST_REASON: Final = 500
 #: Set by --ca-cert for this process and its completions.
 CA_CERT_VARIABLE: Final = "DYNCTL_CA_CERT"
 
@@ -227,11 +228,16 @@ def error_message(response: httpx.Response) -> str:
     document = json_object(response)
     if not document:
         plain = response.text.strip()
-        return WEB_PAGE if plain.startswith("<") else plain[:500]
+        return WEB_PAGE if plain.startswith("<") else _marked(plain)
     error = document.get("error", document.get("message", document.get("detail", "")))
     if isinstance(error, dict):
         error = error.get("message", "")
-    return str(error)[:500]
+    return _marked(str(error))
+
+
+def _marked(text: str) -> str:
+    """At most 500 characters, with a mark where it is cut."""
+    return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 3] + "..."
 
 
 def error_code(response: httpx.Response) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from dynctl.base.errors import single_line
 from dynctl.experiments.canary import Chat, Reply
 from dynctl.experiments.groups.group import Bench, TrialGroup
 from dynctl.findings.runner import Check, Outcome, Passed, Skipped, Wrong, found
@@ -74,7 +75,7 @@ def _judge(facts: LimitFacts, name: str, right: tuple[int, ...], instead: str = 
         ended = not all(reply.answered for reply in facts.after.values())
         return Skipped("the server did not answer after an earlier request" if ended else instead)
     if reply.status in right:
-        return Passed(str(reply)[:80])
+        return Passed(single_line(str(reply), 80))
     return Wrong((found(facts.model, reply=str(reply)),))
 
 

@@ -18,11 +18,7 @@ from dynctl.documents.decisions import DecisionList
 from dynctl.documents.snapshot import DecisionLine, DecisionReport, Snapshot
 from dynctl.documents.thresholds import Thresholds, ThresholdValues
 from dynctl.documents.workers import WorkerRow
-from dynctl.sources.client import (
-    TOKEN_HINT,
-    TOKEN_REQUIRED,
-    AsyncFrontendClient,
-)
+from dynctl.sources.client import AsyncFrontendClient, CallerRefused
 from dynctl.sources.frontend.snapshot import (
     KEEP_DECISIONS,
     FrontendReadings,
@@ -82,9 +78,10 @@ class LiveFrontends(LiveSource):
         try:
             await self._read_all()
             if all(reading.problem for reading in self._readings):
-                if any(reading.problem == TOKEN_REQUIRED for reading in self._readings):
+                refused = [reading.refused for reading in self._readings if reading.refused]
+                if refused:
                     raise UsageProblem(
-                        "no frontend reports its fleet: " + self._problems(), TOKEN_HINT
+                        "no frontend reports its fleet: " + self._problems(), refused[0].hint
                     )
                 late = all(reading.timed_out for reading in self._readings)
                 raise (TimedOut if late else Unreachable)(
@@ -206,6 +203,7 @@ class LiveFrontends(LiveSource):
             await readings.read()
         except DynctlError as error:
             readings.problem, readings.timed_out = error.message, isinstance(error, TimedOut)
+            readings.refused = error if isinstance(error, CallerRefused) else None
         except WireError as error:
             readings.problem = f"it answers, but not as a dynctl frontend of this version: {error}"
 

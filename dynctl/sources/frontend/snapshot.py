@@ -26,6 +26,7 @@ from dynctl.documents.snapshot import (
 )
 from dynctl.documents.workers import RankRow, WorkerRow
 from dynctl.sources.alerts import condition_alert
+from dynctl.sources.client import CallerRefused
 
 _NO_QUEUE: Final = "this router has no queue (--router-queue-threshold is not set)"
 _NO_DECISIONS: Final = "the frontend keeps no decisions"
@@ -223,8 +224,8 @@ class FrontendReadings:
     """The last readings of one frontend: cards once, loads each time, decisions as they are made.
 
     ``read_at``: wall-clock seconds of this host, None before the first reading. ``problem``: why
-    the frontend cannot be read now. ``restarts``: how often another process came to its address;
-    nothing of an earlier process is kept.
+    the frontend cannot be read now, ``refused`` where it refuses this caller. ``restarts``: how
+    often another process came to its address; nothing of an earlier process is kept.
     """
 
     reader: FrontendReader
@@ -240,6 +241,7 @@ class FrontendReadings:
     read_at: float | None = None
     problem: str = ""
     timed_out: bool = False
+    refused: CallerRefused | None = None
     restarts: int = 0
     _process: str = ""
     _cards: list[WorkerRow] = field(default_factory=list)

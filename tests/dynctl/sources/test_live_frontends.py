@@ -251,10 +251,14 @@ async def test_two_frontends_add_up():
 
 async def test_without_the_token_nothing_is_shown_and_the_error_names_it():
     async with site(ENGINES[:2], api_token="secret") as fleet:
-        with pytest.raises(UsageProblem, match="a token is required") as caught:
-            async with LiveFrontends([fleet.frontend.url]):
-                pass
-        assert "DYNCTL_TOKEN" in caught.value.hint
+        for token, problem, hint in (
+            (None, "/v1/fleet needs a token", "set DYNCTL_TOKEN"),
+            ("wrong", "/v1/fleet refuses the token", "set the --admin-token"),
+        ):
+            with pytest.raises(UsageProblem, match=problem) as caught:
+                async with LiveFrontends([fleet.frontend.url], token):
+                    pass
+            assert caught.value.hint.startswith(hint)
         async with LiveFrontends([fleet.frontend.url], "secret") as source:
             assert (await source.snapshot()).unknown("decisions") is None
 
