@@ -48,6 +48,8 @@ class SglangStack(Stack):
         command += ["--page-size", str(BLOCK), "--max-total-tokens", str(blocks * BLOCK)]
         command += ["--mem-fraction-static", "0.05", "--max-running-requests", "8"]
         command += ["--disable-overlap-schedule", "--skip-server-warmup", "--enable-metrics"]
+        # Else each scheduler takes all of a core that it can get, also without a request.
+        command += ["--sleep-on-idle"]
         command += ["--enable-cache-report", "--kv-events-config", json.dumps(publisher)]
         if ranks > 1:
             command += ["--data-parallel-size", str(ranks)]
