@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from dynctl.base.errors import DynctlError, UsageProblem
+from dynctl.base.errors import DynctlError, UsageProblem, file_problem
 from dynctl.base.terminal import advise
 from dynctl.documents.thresholds import ThresholdValues
 from dynctl.documents.workers import WorkerRow
@@ -86,8 +86,10 @@ class RestartCommand:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
             )
+        except PermissionError:
+            return f"{words[0]}: no permission to run it"
         except OSError as error:
-            return f"{words[0]}: {error.strerror}"
+            return f"{words[0]}: {file_problem(error, 'program')}"
         try:
             async with asyncio.timeout(seconds):
                 output = await _end_of(process.stdout)

@@ -220,8 +220,8 @@ def _stays(words: list[str]) -> bool:
 
 
 def _ready(url: str) -> bool:
-    """Whether a frontend responds and all its workers are ready. With https, which pages show with
-    an admin token: whether it can serve a request."""
+    """Whether a frontend responds, all its workers are ready and their event streams connected.
+    With https, which pages show with an admin token: whether it can serve a request."""
     try:
         if url.endswith("/health"):  # a service without a list of workers that are ready
             with urllib.request.urlopen(url, timeout=patience(5)):
@@ -234,7 +234,9 @@ def _ready(url: str) -> bool:
             workers = json.load(answer)["workers"]
     except OSError:
         return False
-    return bool(workers) and all(one["status"] == "ready" for one in workers)
+    streams = {rank["index"] for one in workers for rank in one["ranks"]}
+    connected = streams.isdisjoint({"disconnected", "recovering"})
+    return bool(workers) and connected and all(one["status"] == "ready" for one in workers)
 
 
 def _programs(directory: Path) -> Path:

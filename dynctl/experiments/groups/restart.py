@@ -75,6 +75,12 @@ class RestartedWorker:
         """Whether it did restart: it was away, or has lost its cache."""
         return self.gone or any(not belief.reused for belief in self.old)
 
+    @property
+    def is_known_again(self) -> bool:
+        """Whether the router was right about the last prompt of both kinds."""
+        lasts = [*self.old[-1:], *self.new[-1:]]
+        return len(lasts) == 2 and all(belief.right for belief in lasts)
+
 
 async def _gather(bench: Bench) -> RestartedWorker | Skipped:
     command = bench.changes.restart
@@ -185,13 +191,13 @@ class _Restart:
 
         A router may still count it as ready when it is away, which the prompt shows.
         """
-        bench, facts = self._bench, self._facts
+        facts = self._facts
         while time.monotonic() < self._ends_at:
             rows = await self._look()
             if time.monotonic() < self._next_try:
                 continue
             for row in rows:
-                reply = await bench.client.chat(bench.chat_at(row.worker_id, text))
+                reply = await self._ask(row, text)
                 if reply.answered and reply.decode == row.worker_id:
                     facts.gone = facts.gone or row.worker_id != facts.worker.worker_id
                     await self._note(reply, facts.old)
@@ -203,23 +209,30 @@ class _Restart:
 
     async def _learn(self, worker: WorkerRow, texts: Sequence[str]) -> None:
         """Compare old prompts until the router is right about one, and then a new one."""
-        bench, facts = self._bench, self._facts
-        started, fresh = time.monotonic(), bench.prompts.fresh(_WORDS)
+        facts = self._facts
+        started = time.monotonic()
         for text in texts:
             if facts.unknown or facts.old[-1].right:
                 break
-            await bench.pause(_LEARNED_S / _PROMPTS)
-            reply = await bench.client.chat(bench.chat_at(worker.worker_id, text))
-            await self._note(reply, facts.old)
-        await bench.client.chat(bench.chat_at(worker.worker_id, fresh))
+            await self._bench.pause(_LEARNED_S / _PROMPTS)
+            await self._note(await self._ask(worker, text), facts.old)
+        await self._learn_new(worker)
+        if facts.is_known_again:
+            facts.learned_s = time.monotonic() - started
+
+    async def _learn_new(self, worker: WorkerRow) -> None:
+        """Compare a prompt that the worker has computed since its return, until it is reused."""
+        facts, text = self._facts, self._bench.prompts.fresh(_WORDS)
+        await self._ask(worker, text)
         for _ in range(_PROMPTS):
-            await bench.pause(bench.settle_s)
-            reply = await bench.client.chat(bench.chat_at(worker.worker_id, fresh))
-            await self._note(reply, facts.new)
+            await self._bench.pause(self._bench.settle_s)
+            await self._note(await self._ask(worker, text), facts.new)
             if facts.unknown or (facts.new[-1].right and facts.new[-1].reused):
                 break
-        if facts.old[-1:] and facts.old[-1].right and facts.new[-1:] and facts.new[-1].right:
-            facts.learned_s = time.monotonic() - started
+
+    async def _ask(self, worker: WorkerRow, text: str) -> Reply:
+        """A reply of the worker."""
+        return await self._bench.client.chat(self._bench.chat_at(worker.worker_id, text))
 
     async def _note(self, reply: Reply, beliefs: list[Belief]) -> None:
         expectation = await self._bench.client.expectation(reply)

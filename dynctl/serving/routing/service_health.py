@@ -187,27 +187,9 @@ class ServiceHealth:
     def _hold_levels(self, policy: RouterPolicy | None) -> None:
         """A condition for each level, of the table of links or of the router's policy, that no
         worker publishes, or that some prefill or decode workers do not publish."""
-        registry, table = self._service.router.registry, self._service.router.transfer
-        # Level -> where it is set, the effect where no worker publishes it, and on those without.
-        effects: dict[str, tuple[str, str, str]] = {}
-        for level in () if table is None or not self._distance_costs else table.names:
-            effect = "KV transfers count as those of a wider level"
-            effects[level] = ("a level of --router-kv-transfer-qos", effect, f"their {effect}")
-        # A prefill worker with a policy of its own does not have the router's.
-        bound: set[str] = set()
-        others: set[str] = set()
-        for worker in registry if policy is not None else ():
-            if worker.role is Role.PREFILL:
-                own = worker.runtime_config.kv_transfer_domain is not None
-                (others if own else bound).add(worker.model)
-        if policy is not None and policy.enforcement == "required":
-            effect = "every request with a prefill hop is refused"
-            some = "they get no request with a prefill hop"
-            effects[policy.domain] = ("that of --router-kv-transfer-topology-level", effect, some)
-        elif policy is not None:
-            effect, some = "the policy has no effect", "they are in none of its domains"
-            effects[policy.domain] = ("that of --router-kv-transfer-topology-level", effect, some)
-        for level, (named, effect, some) in effects.items():
+        registry = self._service.router.registry
+        bound, others = self._models_of_policies() if policy is not None else (set(), set())
+        for level, (named, effect, some) in self._effects_of_levels(policy).items():
             of_policy = policy is not None and level == policy.domain
             models = bound if of_policy else registry.models()
             unused = None
@@ -220,6 +202,33 @@ class ServiceHealth:
                 published = f"; published: {', '.join(known)}" if known else ""
                 unused = f"no worker publishes the domain {level}, {named}: {effect}{published}"
             self._hold(codes.LEVEL_NOT_PUBLISHED, level, unused)
+
+    def _effects_of_levels(self, policy: RouterPolicy | None) -> dict[str, tuple[str, str, str]]:
+        """Level -> where it is set, the effect where no worker publishes it, and the effect on
+        those that do not where others do."""
+        effects: dict[str, tuple[str, str, str]] = {}
+        table = self._service.router.transfer
+        for level in () if table is None or not self._distance_costs else table.names:
+            effect = "KV transfers count as those of a wider level"
+            effects[level] = ("a level of --router-kv-transfer-qos", effect, f"their {effect}")
+        if policy is not None:
+            effect, some = "the policy has no effect", "they are in none of its domains"
+            if policy.enforcement == "required":
+                effect = "every request with a prefill hop is refused"
+                some = "they get no request with a prefill hop"
+            effects[policy.domain] = ("that of --router-kv-transfer-topology-level", effect, some)
+        return effects
+
+    def _models_of_policies(self) -> tuple[set[str], set[str]]:
+        """The models with prefill workers that have the router's policy, and with those that have
+        one of their own."""
+        bound: set[str] = set()
+        own: set[str] = set()
+        for worker in self._service.router.registry:
+            if worker.role is Role.PREFILL:
+                has_one = worker.runtime_config.kv_transfer_domain is not None
+                (own if has_one else bound).add(worker.model)
+        return bound, own
 
     def _without_level(self, level: str, models: Iterable[str]) -> str | None:
         """The prefill and decode workers of the models that do not publish a level, with their

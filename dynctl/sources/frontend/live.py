@@ -78,10 +78,10 @@ class LiveFrontends(LiveSource):
         try:
             await self._read_all()
             if all(reading.problem for reading in self._readings):
-                refused = [reading.refused for reading in self._readings if reading.refused]
-                if refused:
+                refused = next(filter(None, (one.refused for one in self._readings)), None)
+                if refused is not None:
                     raise UsageProblem(
-                        "no frontend reports its fleet: " + self._problems(), refused[0].hint
+                        "no frontend reports its fleet: " + self._problems(), refused.hint
                     )
                 late = all(reading.timed_out for reading in self._readings)
                 raise (TimedOut if late else Unreachable)(

@@ -192,7 +192,8 @@ async def test_a_command_that_fails_is_named_and_the_cordon_is_lifted(tmp_path: 
     async with site(ENGINES) as fleet:
         for words, problem in (
             (("sh", "-c", "echo no such container >&2; exit 4", "{worker}"), "no such container"),
-            (("/no/such/program", "{worker}"), "No such file"),
+            (("/no/such/program", "{worker}"), "/no/such/program: the program does not exist"),
+            ((str(tmp_path), "{worker}"), f"{tmp_path}: no permission to run it"),
             (("sleep", "600", "{worker}"), "exit code 1"),
         ):
             report = await result_of(
