@@ -37,7 +37,7 @@ from tests.waiting import until
 
 SLOW = {"name": "e0", "speedup_ratio": 0.5}
 ADAPTER = "sql"
-TESTED_ELSEWHERE = ("topology", "load", "change")
+TESTED_ELSEWHERE = ("topology", "load", "change", "restart")
 """Groups that need a fleet with domains and loads: test_fleet_groups.py."""
 
 
