@@ -38,7 +38,7 @@ from tests.waiting import until
 SLOW = {"name": "e0", "speedup_ratio": 0.5}
 ADAPTER = "sql"
 TESTED_ELSEWHERE = ("topology", "load", "change", "restart")
-"""Groups that need a fleet with domains and loads: test_fleet_groups.py."""
+"""Groups that need a fleet of their own: test_fleet_groups.py and test_restart.py."""
 
 
 # -- proxies: models and names ---------------------------------------------------------------------
