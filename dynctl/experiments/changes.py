@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shlex
 import string
+import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 from urllib.parse import urlsplit
 
-from dynctl.base.errors import DynctlError, UsageProblem, file_problem
+from dynctl.base.errors import DynctlError, UsageProblem, file_problem, single_line
 from dynctl.base.terminal import advise
 from dynctl.documents.thresholds import ThresholdValues
 from dynctl.documents.workers import WorkerRow
@@ -27,7 +29,7 @@ _NOTE: Final = "dynctl test sets it for some seconds"
 _READINGS: Final = 8
 """Each has a connection of its own; of two frontends, one answers all of them in 1 of 128 cases."""
 _NOT_ALLOWED: Final = "--allow-changes is not set"
-_KEPT_OUTPUT: Final = 4096
+_READ_OUTPUT: Final = 4096
 _NAMES: Final = ("worker", "host", "port")
 
 
@@ -79,28 +81,30 @@ class RestartCommand:
     async def run(self, worker: WorkerRow, seconds: float) -> str:
         """Run it for a worker, and end it after ``seconds``; why it failed, empty if it did not."""
         words = self.of(worker)
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *words,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-            )
-        except PermissionError:
-            return f"{words[0]}: no permission to run it"
-        except OSError as error:
-            return f"{words[0]}: {file_problem(error, 'program')}"
-        try:
-            async with asyncio.timeout(seconds):
-                output = await _end_of(process.stdout)
-                code = await process.wait()
-        except TimeoutError:
-            return f"it did not end within {seconds:.0f} s"
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-        return f"exit code {code}: {output}" if code else ""
+        # Not a pipe: a server that the command starts may hold it as long as it lives.
+        with tempfile.TemporaryFile() as output:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *words,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=asyncio.subprocess.STDOUT,
+                    start_new_session=True,  # Ctrl-C does not end what it started
+                )
+            except PermissionError:
+                return f"{words[0]}: no permission to run it"
+            except OSError as error:
+                return f"{words[0]}: {file_problem(error, 'program')}"
+            try:
+                async with asyncio.timeout(seconds):
+                    code = await process.wait()
+            except TimeoutError:
+                return f"it did not end within {seconds:.0f} s"
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+            return f"exit code {code}: {_last_line(output)}" if code else ""
 
 
 def _fields(words: Sequence[str]) -> set[str]:
@@ -109,13 +113,11 @@ def _fields(words: Sequence[str]) -> set[str]:
     return {name for _, name, _, _ in parsed if name is not None}
 
 
-async def _end_of(stream: asyncio.StreamReader | None) -> str:
-    """The last line of an output, read to its end."""
-    kept = b""
-    while stream is not None and (data := await stream.read(_KEPT_OUTPUT)):
-        kept = (kept + data)[-_KEPT_OUTPUT:]
-    lines = kept.decode(errors="replace").split("\n")
-    return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "no output")
+def _last_line(output: IO[bytes]) -> str:
+    """The last line of a file that has text."""
+    output.seek(max(0, output.seek(0, os.SEEK_END) - _READ_OUTPUT))
+    lines = output.read(_READ_OUTPUT).decode(errors="replace").split("\n")
+    return next((single_line(line, 200) for line in reversed(lines) if line.strip()), "no output")
 
 
 @asynccontextmanager

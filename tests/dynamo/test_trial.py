@@ -19,6 +19,7 @@ from dynctl.sources.connect import connect
 from tests.dynamo.fleet import DynamoFleet, WorkerPlan, aggregated
 from tests.dynamo.ours import our_frontend, wait
 from tests.dynamo.plans import two_zones
+from tests.dynctl.experiments.trials import wrong
 from tests.waiting import patience, until_now
 
 
@@ -33,10 +34,6 @@ def result_of(fleet: DynamoFleet, group: str, **options: Any) -> TrialReport:
         **options,
     )
     return asyncio.run(run_trial(wanted))
-
-
-def wrong(report: TrialReport) -> set[str]:
-    return {check.code for check in report.checks if check.state in (State.WARN, State.FAIL)}
 
 
 WITHOUT_A_CACHE = ("--no-enable-prefix-caching",)

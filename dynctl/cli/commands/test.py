@@ -13,6 +13,8 @@ from dynctl.cli.shared_options import FailOn, Suppress, expect_level, seconds
 if TYPE_CHECKING:
     from dynctl.documents.workers import WorkerRow
 
+_REQUESTS = 200
+
 
 def prove(
     options: GlobalOptions,
@@ -37,8 +39,12 @@ def prove(
         typer.Option(metavar="DIR", help="Tokenizer directory to compare token counts with."),
     ] = None,
     budget: Annotated[
-        str, typer.Option(metavar="Nreq", help="Send at most N requests.")
-    ] = "200req",
+        str | None,
+        typer.Option(
+            metavar="Nreq",
+            help="Send at most N requests. [default: 200req, and those of --restart]",
+        ),
+    ] = None,
     duration: Annotated[
         float,
         typer.Option(
@@ -109,7 +115,7 @@ def prove(
         token=token(options),
         model=model,
         only=tuple(only or ()),
-        requests=_requests(budget),
+        requests=_requests(budget, restarts=restart is not None),
         duration=duration,
         timeout=max(options.timeout, 30.0) if "timeout" not in options.given else options.timeout,
         seed=seed,
@@ -159,9 +165,12 @@ def _discovered_workers(options: GlobalOptions) -> "Callable[[], Sequence[Worker
     return lambda: connect(options).workers(index=False)
 
 
-def _requests(budget: str) -> int:
+def _requests(budget: str | None, *, restarts: bool) -> int:
     from dynctl.base.errors import UsageProblem
+    from dynctl.experiments.groups.restart import RESTART
 
+    if budget is None:
+        return _REQUESTS + RESTART.requests * restarts
     number = budget.removesuffix("req")
     if not number.isdecimal() or not 1 <= int(number) <= 100_000:
         raise UsageProblem(

@@ -26,10 +26,11 @@ from router_core import Role
 _PROMPTS: Final = 6
 _WORDS: Final = 200
 _SHORT: Final = 24
-_MOST_REQUESTS: Final = 2 * _PROMPTS + 100
-"""At a pace that falls with time, a test of an hour sends 85 after the command's start."""
 _STEP_S: Final = 0.25
-_PACE: Final = 5.0
+_PACE: Final = 3.0
+_MOST_PACED: Final = 32
+"""Requests at this pace in an hour, the longest test."""
+_MOST_REQUESTS: Final = 2 * (_PROMPTS + _MOST_PACED + _PROMPTS)
 _LEARNED_S: Final = 5.0
 _RESERVED_S: Final = 10.0
 _LEAST_SHARE: Final = 0.5
@@ -114,6 +115,7 @@ class _Restart:
     async def run(self, command: RestartCommand) -> RestartedWorker | Skipped:
         """Restart it. Raises DynctlError where nothing was done."""
         bench, facts = self._bench, self._facts
+        command.of(facts.worker)  # before anything is changed
         texts = [bench.prompts.fresh(_WORDS) for _ in range(_PROMPTS)]
         await self._prime(texts)
         async with bench.changes.cordoned(facts.worker):

@@ -38,7 +38,7 @@ from router_core.policies import BusyFilter
 from router_core.router_queue import QueueEntry
 from router_core.workers import ModelRuntimeConfig
 from tests.dynctl.experiments.faulty_proxy import Body, Fault, error, faulty_proxy, first_text
-from tests.dynctl.experiments.trials import result_of, states, wrong
+from tests.dynctl.experiments.trials import journals, messages, result_of, states, wrong
 from tests.dynctl.serving.fleets import Site, site, until
 from tests.waiting import patience
 
@@ -77,15 +77,6 @@ class NamesDecode(Fault):
         workers = document.get("nvext", {}).get("worker_id", {})
         if workers.get("prefill_worker_id") in self._other and next(self._turns):
             workers["decode_worker_id"] = self._other[workers["prefill_worker_id"]]
-
-
-def journals(folder: Path) -> list[Path]:
-    """What tests have not put back."""
-    return list(folder.glob("*.json"))
-
-
-def messages(report: Any) -> dict[str, str]:
-    return {check.code: check.message for check in report.checks}
 
 
 # -- topology --------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from dynctl.findings.runner import Wrong
 from dynctl.simulation.engine.config import Faults
 from dynctl.simulation.engine.process import start_engine
 from tests.dynctl.experiments.faulty_proxy import Body, Fault, error, faulty_proxy
-from tests.dynctl.experiments.trials import result_of, states, wrong
+from tests.dynctl.experiments.trials import journals, messages, result_of, states, wrong
 from tests.dynctl.serving.fleets import TOKENIZER, Site, site
 from tests.waiting import patience
 
@@ -97,15 +97,6 @@ async def restarted(
             )
     finally:
         await restarts.close()
-
-
-def journals(folder: Path) -> list[Path]:
-    """What the test has not put back."""
-    return list(folder.glob("*.json"))
-
-
-def messages(report: TrialReport) -> dict[str, str]:
-    return {check.code: check.message for check in report.checks}
 
 
 async def test_a_restarted_worker_is_known_again(tmp_path: Path):
@@ -212,6 +203,15 @@ async def test_a_command_that_does_not_end_is_ended(tmp_path: Path):
     row = WorkerRow(name="600", worker_id=1, model="m", role="aggregated")
     said = await RestartCommand(("sleep", "{worker}")).run(row, 0.1)
     assert said == "it did not end within 0 s"
+
+
+async def test_a_server_that_the_command_leaves_running_is_not_waited_for(tmp_path: Path):
+    """It holds the command's output for as long as it lives."""
+    script = '(until test -e "$0/end"; do sleep 0.1; done) & echo started; exit 3'
+    row = WorkerRow(name="w", worker_id=1, model="m", role="aggregated")
+    said = await RestartCommand(("sh", "-c", script, str(tmp_path), "{worker}")).run(row, 600)
+    (tmp_path / "end").touch()
+    assert said == "exit code 3: started"
 
 
 async def test_without_a_command_nothing_is_restarted(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from dynctl.documents.trial import TrialReport
@@ -23,3 +24,12 @@ def wrong(report: TrialReport) -> set[str]:
 
 def states(report: TrialReport) -> dict[str, State]:
     return {check.code: check.state for check in report.checks}
+
+
+def messages(report: TrialReport) -> dict[str, str]:
+    return {check.code: check.message for check in report.checks}
+
+
+def journals(folder: Path) -> list[Path]:
+    """What tests have not put back."""
+    return list(folder.glob("*.json"))
