@@ -12,7 +12,7 @@ from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.base.tasks import end_tasks
 from dynctl.serving.attach.sidecar import AttachConfig, Sidecar
-from dynctl.serving.http.start import announce, settle_garbage_collector
+from dynctl.serving.http.start import announce, settle_garbage_collector, settle_malloc
 from dynctl.serving.telemetry.log_format import configure_logging
 from dynctl.tokenization import load_tokenizer
 
@@ -39,6 +39,7 @@ def run_attach(
 
 
 async def _serve(config: AttachConfig, options: GlobalOptions, announced: bool) -> int:
+    settle_malloc()
     ending = asyncio.Event()
     at_once = asyncio.Event()
 

@@ -30,7 +30,13 @@ from dynctl.serving.http.parts import ProcessPart
 from dynctl.serving.http.plain_requests import ClientHandler
 from dynctl.serving.http.recording import RecordingApi
 from dynctl.serving.http.shared_router import with_shared_router
-from dynctl.serving.http.start import StartError, announce, listen, settle_garbage_collector
+from dynctl.serving.http.start import (
+    StartError,
+    announce,
+    listen,
+    settle_garbage_collector,
+    settle_malloc,
+)
 from dynctl.serving.records.metrics import Metrics
 from dynctl.serving.records.recorder import Recordings
 from dynctl.serving.routing.config import FrontendConfig
@@ -313,6 +319,7 @@ def run(build: Callable[[], ServingProcess], config: FrontendConfig) -> int:
 
 async def serve(build: Callable[[], ServingProcess]) -> int:
     """As :func:`run`, on a running event loop."""
+    settle_malloc()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

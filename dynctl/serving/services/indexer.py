@@ -33,7 +33,13 @@ from dynctl.serving.http.auth import checked_token, guarded
 from dynctl.serving.http.bodies import PEER_SHARE
 from dynctl.serving.http.connections import Listeners, descriptors
 from dynctl.serving.http.index_exchange import KEPT_S, PATH, PEER_S, ranks_at
-from dynctl.serving.http.start import StartError, announce, listen, settle_garbage_collector
+from dynctl.serving.http.start import (
+    StartError,
+    announce,
+    listen,
+    settle_garbage_collector,
+    settle_malloc,
+)
 from dynctl.serving.routing.config import INDEX_BYTES_PER_BLOCK, Limits
 from dynctl.serving.routing.index_snapshot import (
     SnapshotDirectory,
@@ -663,6 +669,7 @@ def run_indexer(config: IndexerConfig) -> int:
 
 
 async def _run(config: IndexerConfig) -> int:
+    settle_malloc()
     process = IndexerProcess(config)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

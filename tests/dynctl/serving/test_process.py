@@ -4,7 +4,9 @@ import asyncio
 import gc
 import json
 import os
+import platform
 import signal
+import subprocess
 import sys
 from collections import deque
 from contextlib import asynccontextmanager
@@ -197,3 +199,48 @@ def test_a_young_collection_visits_few_objects(monkeypatch: pytest.MonkeyPatch):
         gc.set_threshold(*before)
     assert len(young) > 2
     assert max(young) < 5_000
+
+
+ARENAS = """
+import ctypes, tempfile, threading
+from dynctl.serving.http.start import settle_malloc
+
+settle_malloc()
+meet = threading.Barrier(5)
+
+def allocate():
+    held = [bytearray(4000) for _ in range(100)]
+    meet.wait()  # each thread of these has its own arena, if there is one for it
+
+threads = [threading.Thread(target=allocate) for _ in range(4)]
+for thread in threads:
+    thread.start()
+meet.wait()
+libc = ctypes.CDLL(None)
+libc.fopen.restype = ctypes.c_void_p
+with tempfile.NamedTemporaryFile() as file:
+    stream = ctypes.c_void_p(libc.fopen(file.name.encode(), b"w"))
+    libc.malloc_info(0, stream)
+    libc.fclose(stream)
+    print(file.read().count(b"<heap nr="))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another malloc")
+@pytest.mark.parametrize(
+    ("environment", "bounded"),
+    [
+        ({}, True),
+        ({"MALLOC_ARENA_MAX": "8"}, False),
+        ({"GLIBC_TUNABLES": "glibc.malloc.arena_max=8"}, False),
+    ],
+)
+def test_threads_share_an_arena_unless_the_environment_says_otherwise(
+    environment: dict[str, str], bounded: bool
+):
+    inherited = {name: value for name, value in os.environ.items() if "MALLOC_" not in name}
+    command = [sys.executable, "-c", ARENAS]
+    output = subprocess.run(
+        command, env=inherited | environment, capture_output=True, text=True, check=True
+    ).stdout
+    assert (int(output) == 1) == bounded
