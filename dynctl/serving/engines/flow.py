@@ -172,6 +172,7 @@ class RequestFlow:
         self._limits = limits
         self._first_outputs = FirstOutputs(limits.first_byte_s, limits.first_output_s)
         self.read, self.prepare = dispatch.read, dispatch.prepare
+        self.reads_tokens = dispatch.reads_tokens
 
     async def start(self, call: Call) -> Answer:
         """Run the request up to the first output of an engine. Raises Refused, HandoffRefused or
@@ -354,7 +355,7 @@ class RequestFlow:
         if record.trace is not None:
             headers = {**headers, **record.trace.hop(decision, now)}
         hop = Hop(call, decision, worker, message, member, headers, now, tokens, first_output_s)
-        if course is None or not self._dispatch.reads_tokens:
+        if course is None or not self.reads_tokens:
             return hop
         move = None if call.moving is not None else partial(self._move, call, course)
         noted = None
@@ -384,7 +385,7 @@ class RequestFlow:
             hop.member.responses.discard(response)
         self._note_first_output(hop, measured=hop.first_output_s is not None)
         pair = course.companion is not None
-        decoded = course.plan.prefill is not None and (pair or not self._dispatch.reads_tokens)
+        decoded = course.plan.prefill is not None and (pair or not self.reads_tokens)
         return Answer(response, head, course, decoded)
 
     async def _open(self, hop: Hop) -> EngineStream:

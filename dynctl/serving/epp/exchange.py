@@ -431,7 +431,7 @@ class Exchange:
                 plan, service.router.config, probe_interval_s=self._picker.fleet.probe_interval
             )
         if parsed is not None:
-            check_one_engine(prepared, parsed, handed_off=plan.prefill is not None)
+            check_one_engine(prepared.prompts, parsed, handed_off=plan.prefill is not None)
         for hop in (plan.prefill, plan.decode):
             if hop is not None:
                 service.book(hop, request, record)

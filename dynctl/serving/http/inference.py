@@ -176,7 +176,9 @@ class Inference:
             if parsed.nvext is not NO_NVEXT and parsed.nvext.dry_run:
                 return await self._dry_run(http, parsed, prepared, record)
             call = self._call(http, parsed, raw, prepared, record, endpoint, options)
-            answer = await self._start(call, parsed, prepared)
+            prompts = prepared.prompts
+            del prepared  # while a request waits, its token ids would be most of what it holds
+            answer = await self._start(call, parsed, prompts)
             try:
                 return await self._send(http, parsed, answer, call)
             finally:
@@ -185,22 +187,17 @@ class Inference:
             self._working -= 1
 
     async def _start(
-        self, call: Call, parsed: ChatRequest | CompletionRequest, prepared: Prepared
+        self, call: Call, parsed: ChatRequest | CompletionRequest, prompts: int
     ) -> Answer:
         """Place the request and wait for the first output. Raises HttpError."""
-        service, record = self._service, call.record
-        if parsed.cache_salt:
-            record.tenant = tenant_of(service.preparation.session_secret, parsed.cache_salt)
-        record.output_limit = parsed.max_tokens
-        if service.observers.listening["on_prepared"]:
-            service.observers.prepared(prepared.request, record, prepared.tokens.ids or ())
-        service.held.add(record.decision_id)
+        record = call.record
+        self._service.held.add(record.decision_id)
         try:
             return await self._flow.start(call)
         except Refused as error:
-            raise self._refusal(error, prepared, record) from None
+            raise self._refusal(error, record) from None
         except HandoffRefused as error:
-            check_one_engine(prepared, parsed, handed_off=error.plan.prefill is not None)
+            check_one_engine(prompts, parsed, handed_off=error.plan.prefill is not None)
             raise
         except GaveUp as error:
             raise engine_failure_error(error, record) from None
@@ -281,7 +278,7 @@ class Inference:
         received = await self._reader.receive_dry_run(parse, record, http)
         prepared = await self._reader.prepare(received)
         result = await self._placement.explain(prepared.request, preset=preset)
-        check_one_engine(prepared, received.parsed, handed_off=result.prefill is not None)
+        check_one_engine(prepared.prompts, received.parsed, handed_off=result.prefill is not None)
         return result
 
     # -- places in flight --------------------------------------------------------------------
@@ -349,13 +346,20 @@ class Inference:
             record,
             one_engine=prepared.prompts > 1 or isinstance(parsed, EmbeddingRequest),
             parsed=parsed,
-            token_ids=prepared.tokens.ids,
+            token_ids=prepared.tokens.ids if self._flow.reads_tokens else None,
             options=options,
         )
         try:
-            return self._flow.prepare(call)
+            call = self._flow.prepare(call)
         except RequestError as error:
             raise client_error(error) from None
+        service = self._service
+        if parsed.cache_salt:
+            record.tenant = tenant_of(service.preparation.session_secret, parsed.cache_salt)
+        record.output_limit = parsed.max_tokens
+        if service.observers.listening["on_prepared"]:
+            service.observers.prepared(prepared.request, record, prepared.tokens.ids or ())
+        return call
 
     def _is_ours(self, authorization: str) -> bool:
         """Whether the header is for this frontend: it never goes to an engine."""
@@ -374,8 +378,8 @@ class Inference:
         request = prepared.request
         plan = await self._placement.place(request, dry=True)
         if not plan.ok:
-            raise self._refusal(Refused(plan), prepared, record)
-        check_one_engine(prepared, parsed, handed_off=plan.prefill is not None)
+            raise self._refusal(Refused(plan), record)
+        check_one_engine(prepared.prompts, parsed, handed_off=plan.prefill is not None)
         ids = None if prepared.tokens.ids is None else list(prepared.tokens.ids)
         body = msgspec.json.encode(dry_run_body(plan, ids, parsed))
         record.status, record.outcome = 200, "success"
@@ -387,7 +391,7 @@ class Inference:
             headers={"content-type": "text/event-stream", "cache-control": "no-cache", **headers},
         )
 
-    def _refusal(self, error: Refused, prepared: Prepared, record: RequestRecord) -> HttpError:
+    def _refusal(self, error: Refused, record: RequestRecord) -> HttpError:
         record.outcome = "refused"
         router = self._service.router
         refused = refusal(

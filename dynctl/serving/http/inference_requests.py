@@ -397,7 +397,7 @@ def _length(message: Mapping[str, Any]) -> int:
 
 
 def check_one_engine(
-    prepared: Prepared, parsed: ChatRequest | CompletionRequest, *, handed_off: bool
+    prompts: int, parsed: ChatRequest | CompletionRequest, *, handed_off: bool
 ) -> None:
     """Refuse what cannot be handed off: a prefill engine returns the location of the KV cache of
     the first prompt only, and embeddings have nothing to decode."""
@@ -413,10 +413,10 @@ def check_one_engine(
             "embeddings_not_supported",
             param="model",
         )
-    if prepared.prompts > 1:
+    if prompts > 1:
         raise HttpError(
             400,
-            f"prompt has {prepared.prompts} prompts, {served}: a hand-off takes one prompt; send "
+            f"prompt has {prompts} prompts, {served}: a hand-off takes one prompt; send "
             "one request for each prompt",
             "invalid_request_error",
             "batch_not_supported",

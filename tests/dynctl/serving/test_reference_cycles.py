@@ -1,17 +1,21 @@
-"""Requests leave no reference cycles.
+"""Requests leave no reference cycles, and hold little while they wait.
 
 What is in a cycle stays until a full garbage collection, and those are rare in a process that
 serves: a cycle that refers to a request keeps its body, its plan and its record for hours.
 """
 
+import asyncio
 import gc
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dynctl.serving.routing.preparation import Preparation
 from tests.dynctl.adapters.dynamo_endpoint import Fault
 from tests.dynctl.serving.fleets import WORDS, chat_body, site, until, zone
 from tests.dynctl.serving.gateways import gateway
@@ -154,3 +158,26 @@ async def test_requests_through_a_gateway_leave_none():
             for _ in range(ROUNDS):
                 await one()
     assert not left_by_each(counted), counted
+
+
+class Ids(list[int]):
+    """A list that can be referred to weakly."""
+
+
+async def test_a_request_that_waits_for_its_engine_holds_no_token_ids(monkeypatch):
+    made: list[weakref.ref[Ids]] = []
+    prepare = Preparation.prepare
+
+    async def prepare_with_ids(self, *prompt, **options):
+        prepared = await prepare(self, *prompt, **options)
+        ids = Ids(prepared.tokens.ids or ())
+        made.append(weakref.ref(ids))
+        return replace(prepared, tokens=replace(prepared.tokens, ids=ids))
+
+    monkeypatch.setattr(Preparation, "prepare", prepare_with_ids)
+    async with site([{"name": "one", "prefill_tokens_per_s": 20.0, "speedup_ratio": 1.0}]) as fleet:
+        waiting = asyncio.create_task(fleet.chat(WORDS * 4, max_tokens=1))
+        await until(lambda: fleet.engines["one"].engine.active_requests == 1)
+        assert [ids() for ids in made] == [None]
+        assert not waiting.done()
+        waiting.cancel()
