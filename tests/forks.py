@@ -295,6 +295,7 @@ def _fork(line: socket.socket, others: Sequence[socket.socket]) -> int:
 
 def _run(wanted: Mapping[str, Any], streams: Sequence[int]) -> int:
     """Be the new process; the exit code. Ends as Python does: threads, atexit, streams."""
+    import faulthandler
     import runpy
     import threading
     import traceback
@@ -302,6 +303,7 @@ def _run(wanted: Mapping[str, Any], streams: Sequence[int]) -> int:
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
+    faulthandler.enable(2)
     os.chdir(wanted["cwd"])
     os.environ.clear()
     os.environ.update(wanted["env"])
