@@ -17,6 +17,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Final, Literal
 
 from dynctl.adapters.ports import (
@@ -76,7 +77,7 @@ SILENT_S: Final = 5.0
 #: Seconds between two sendings of all bookings, and between two requests for those of a router.
 RESEND_S: Final = 1.0
 REQUEST_S: Final = 3.0
-#: A Free without its Add is remembered this long.
+#: A Free is remembered this long, for an Add that arrives after it.
 EARLY_S: Final = 60.0
 MOST_PEERS: Final = 64
 MOST_FREED: Final = 8192
@@ -697,6 +698,9 @@ class ReplicaSync(SharedBookings):
             self._later(0, self._request_soon)
 
     def _judge(self, peer: _Peer, now: float) -> None:
+        freed = takewhile(lambda item: now - item[1][1] > EARLY_S, peer.freed.items())
+        for key, _ in list(freed):
+            del peer.freed[key]
         age = now - peer.heard_at
         if age > self._service.router.config.active_request_expiry_secs:
             self._forget(peer)

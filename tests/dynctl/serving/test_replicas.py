@@ -656,6 +656,21 @@ def test_a_free_before_its_add_leaves_no_load():
     assert b.sync.missed["early_free"] == 1
 
 
+def test_a_router_remembers_the_frees_of_the_last_minute_alone():
+    """Thousands would stay for as long as the other router runs."""
+    world = World("a", "b")
+    a, b = world.nodes.values()
+    world.run(2.5)
+    for number in range(300):
+        a.book(f"r{number}")
+        a.free(f"r{number}")
+        world.run(0.5)
+    (peer,) = b.sync._peers.values()
+    assert 110 <= len(peer.freed) <= 124
+    world.run(62)
+    assert not peer.freed
+
+
 ACTIONS = st.lists(
     st.tuples(
         st.sampled_from(["book", "done", "free", "lose", "cut", "heal", "wait", "expire"]),
