@@ -46,7 +46,7 @@ _HELD_WORDS: Final = 200
 _ROOMY_TOKENS: Final = 64
 """Of the stream that runs while the threshold is above the load."""
 _ROOMY_TRIES: Final = 3
-"""How often such a stream is begun, where the last one ended before its worker was read."""
+"""How often it is begun, where the last one proved nothing."""
 _ROOMY_PROBES: Final = 3
 _MOST_PROBE_TOKENS: Final = 256
 _SHOWN_S: Final = 0.5
@@ -116,16 +116,13 @@ class Limited:
 class Roomy:
     """With the threshold ``above`` what each worker can hold during the test.
 
-    ``held``: a worker had a stream when the frontend showed which are busy. ``busy``: names of
-    those, although no number of theirs is over it. ``over``: a number of a worker was. ``replies``:
-    to requests that were sent meanwhile.
+    ``busy``: names of workers that the frontend showed as busy although no number of theirs is over
+    it. ``replies``: to requests that were sent meanwhile.
     """
 
     above: float
-    held: bool = False
-    busy: Sequence[str] = ()
-    over: bool = False
-    replies: Sequence[Reply] = ()
+    busy: Sequence[str]
+    replies: Sequence[Reply]
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,10 +281,8 @@ async def _limit(bench: Bench) -> Limited | Skipped:
         if not limited.held or not limited.busy:
             return limited
         for _ in range(_ROOMY_TRIES):
-            roomy = await _limit_above(bench, limited)
-            limited = replace(limited, roomy=roomy)
-            if roomy is None or roomy.held or roomy.over:
-                break
+            if (roomy := await _limit_above(bench, limited)) is not None:
+                return replace(limited, roomy=roomy)
         return limited
     except DynctlError as error:
         return Skipped(f"the threshold cannot be changed: {error.message}", unread=True)
@@ -318,7 +313,7 @@ async def _share_below(bench: Bench, streams: Sequence[HeldStream]) -> float:
 
 async def _limit_above(bench: Bench, limited: Limited) -> Roomy | None:
     """A stream runs, and the threshold is just above what each worker can hold until it ends; None
-    where none can be. Raises DynctlError."""
+    where none can be, a worker was over it, or the stream ended too soon. Raises DynctlError."""
     more = _ROOMY_TOKENS + ((limited.after and limited.after.prompt_tokens) or _MOST_PROBE_TOKENS)
     async with _held(bench, 1, _ROOMY_TOKENS) as streams:
         rows = await _answering(bench)
@@ -330,13 +325,11 @@ async def _limit_above(bench: Bench, limited: Limited) -> Roomy | None:
         async with bench.changes.only_threshold(rows[0].model, _THRESHOLD, above):
             await bench.pause(_SHOWN_S)
             busy = [row for row in await _answering(bench) if row.busy]
-            if any(_share(row, _high(row)) > above for row in busy):
-                return Roomy(above, over=True)
-            if not _busy(streams):
-                return Roomy(above)
+            if any(_share(row, _high(row)) > above for row in busy) or not _busy(streams):
+                return None
             text = bench.prompts.fresh(_WORDS)
             replies = [await bench.client.chat(bench.chat(text)) for _ in range(_ROOMY_PROBES)]
-    return Roomy(above, True, [row.name for row in busy], replies=replies)
+    return Roomy(above, [row.name for row in busy], replies)
 
 
 async def _answering(bench: Bench) -> list[WorkerRow]:
@@ -385,7 +378,7 @@ def _acts(facts: LoadFacts) -> Outcome:
     roomy = limited.roomy
     if roomy is not None and (seen := _acts_wrongly_above(roomy)):
         return Wrong((found(facts.model, value=f"{roomy.above:.4g}", seen=seen),))
-    above = "" if roomy is None or not roomy.held else f"; free at {roomy.above:.4g}"
+    above = "" if roomy is None else f"; free at {roomy.above:.4g}"
     return _keeps_away(limited, f"at {limited.below:.4g}: ", above)
 
 
