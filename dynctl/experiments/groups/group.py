@@ -40,6 +40,12 @@ class Subject:
     def row(self) -> Mapping[str, Any]:
         return next((row for row in self.rows if row.get("id") == self.model), {})
 
+    @property
+    def context(self) -> int | None:
+        """The most tokens of a prompt and its answer; None: the server does not report it."""
+        context = self.row.get("max_model_len")
+        return context if isinstance(context, int) and context > 0 else None
+
 
 @dataclass(frozen=True, slots=True)
 class Bench:

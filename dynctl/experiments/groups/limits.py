@@ -46,8 +46,7 @@ async def _gather(bench: Bench) -> LimitFacts:
     client, model = bench.client, bench.subject.model
     good = Chat(model, (bench.prompts.fresh(_WORDS),))
     body = json.dumps(good.body()).encode()
-    context = bench.subject.row.get("max_model_len")
-    context = context if isinstance(context, int) and context > 0 else None
+    context = bench.subject.context
     bad: dict[str, Callable[[], Awaitable[Reply]]] = {
         _MODEL: lambda: client.chat(Chat(_UNKNOWN_MODEL, good.turns)),
         _JSON: lambda: client.send_body(_BAD_JSON),

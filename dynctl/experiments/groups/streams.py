@@ -93,8 +93,8 @@ def _shows_too_little(facts: StreamFacts) -> bool:
 
 
 async def _cancel(bench: Bench, per_token: float, *, exactly: bool) -> CancelFacts | Skipped:
-    context = bench.subject.row.get("max_model_len")
-    most = min(_MOST_CANCELLED, context // 2) if isinstance(context, int) else _MOST_CANCELLED
+    context = bench.subject.context
+    most = _MOST_CANCELLED if context is None else min(_MOST_CANCELLED, context // 2)
     lasts = per_token * most
     if lasts < _CANCEL_LASTS_S:
         return Skipped(f"an answer of {most:,} tokens lasts {lasts:.1f} s here: too short")
