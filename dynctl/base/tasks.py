@@ -109,8 +109,6 @@ class Supervisor:
     async def _supervise(
         self, kind: str, of: str, work: Callable[[], Coroutine[Any, Any, None]], restart: bool
     ) -> None:
-        task = asyncio.current_task()
-        assert task is not None
         loop, name, pause = asyncio.get_running_loop(), _name(kind, of), self._pause_s
         try:
             while True:
@@ -121,7 +119,7 @@ class Supervisor:
                 except (Exception, asyncio.CancelledError) as error:
                     # A cancellation without a request is a failure; a failure that replaced
                     # a requested cancellation is the end.
-                    if task.cancelling():
+                    if _is_cancelled():
                         raise asyncio.CancelledError from error
                     self.report(kind, error, of)
                     if not restart:
@@ -141,6 +139,13 @@ class Supervisor:
         if failing is not None:
             failing.settled.cancel()
             self._on_recovery(name)
+
+
+def _is_cancelled() -> bool:
+    """Whether someone asked for the end of this task. A local name of the task would be a cycle
+    until a full collection: a cancelled task keeps its error, whose traceback has the frame."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _name(kind: str, of: str) -> str:

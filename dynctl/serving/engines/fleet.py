@@ -438,6 +438,7 @@ class Fleet:
             self._upstream.authorize(member.spec.url, None)
         if member.task is not None:
             await end_tasks([member.task])
+            member.task = None  # it keeps its error, and that its work with the member: a cycle
         self.index.unfollow(member.spec.worker_id)
         self._regroup(member, None)
         if member.worker is not None:

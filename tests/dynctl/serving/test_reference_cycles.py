@@ -143,6 +143,21 @@ async def test_requests_of_dynamos_workers_leave_none(tmp_path: Path, fault: Fau
     assert not left_by_each(found), found
 
 
+async def test_engines_that_come_and_go_leave_none():
+    """The ends of their tasks, of which each keeps its error: their streams of KV events."""
+    async with site([{"name": "one"}, {"name": "two"}]) as fleet:
+        await fleet.connected()
+        engines = fleet.frontend.fleet
+        spec = next(member.spec for member in engines if member.spec.name == "one")
+        with cycles() as found:
+            for _ in range(ROUNDS):
+                assert await engines.remove("one")
+                await engines.add(spec, "flags")
+                await fleet.connected()
+            await asyncio.sleep(0.1)
+    assert not left_by_each(found), found
+
+
 async def test_requests_through_a_gateway_leave_none():
     async with gateway(({"name": "a"}, {"name": "b"})) as found:
 
