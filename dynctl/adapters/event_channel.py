@@ -4,9 +4,10 @@ A publisher numbers its messages of a topic from 0; a late reader begins with wh
 first. :class:`~dynctl.wire.event_sequence.EventSequence` judges the numbers: gaps are counted and
 reported, duplicates and late messages are counted and skipped, a restart is reported.
 
-No IO: envelopes and errors in, values out through ``emit``.
+No IO: envelopes and errors in, values out through ``emit``; :class:`AnyPublisher` reads a clock.
 """
 
+import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Final
@@ -26,6 +27,8 @@ from dynctl.wire.dynamo.events import Envelope
 from dynctl.wire.event_sequence import EventSequence, Verdict
 
 _RESTART_RUN: Final = 8
+#: A publisher of a shared address that sent nothing for so many seconds has ended.
+SILENT_S: Final = 300.0
 
 
 class ChannelIntake:
@@ -148,8 +151,10 @@ class AnyPublisher:
     """The intake of an address whose publishers are not known before they send.
 
     Each publisher of one of ``topics`` gets its own :class:`ChannelIntake` with its first message;
-    ``channel`` gives the address. The connection itself is reported as that of publisher 0. Of more
-    than ``most`` channels the one that was silent longest is forgotten.
+    ``channel`` gives the address. The connection itself is reported as that of publisher 0. With
+    each new channel those that were silent for ``SILENT_S`` are forgotten, and of more than
+    ``most`` the one that was silent longest: a process that starts again is a new publisher.
+    ``clock``: seconds.
     """
 
     def __init__(
@@ -158,6 +163,7 @@ class AnyPublisher:
         topics: Collection[str],
         emit: Callable[[ChannelValue], None],
         most: int = 256,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.channel = replace(channel, publisher_id=0)
         self.counts = ChannelCounts()
@@ -165,7 +171,9 @@ class AnyPublisher:
         self._topics = frozenset(topics)
         self._emit = emit
         self._most = most
-        self._intakes: dict[tuple[int, str], ChannelIntake] = {}
+        self._clock = clock
+        #: With the time of the last message; the one that is silent longest first.
+        self._intakes: dict[tuple[int, str], tuple[ChannelIntake, float]] = {}
 
     def claims(self, envelope: Envelope) -> bool:
         """Every message is for this intake."""
@@ -189,15 +197,24 @@ class AnyPublisher:
             self.counts.foreign += 1
             return
         key = (envelope.publisher_id, envelope.topic)
-        intake = self._intakes.pop(key, None)
-        if intake is None:
+        now = self._clock()
+        known = self._intakes.pop(key, None)
+        if known is None:
             channel = replace(self.channel, publisher_id=key[0], topic=key[1])
             intake = ChannelIntake(channel, self._emit)
-            while len(self._intakes) >= self._most:
-                del self._intakes[next(iter(self._intakes))]
-        self._intakes[key] = intake
+            self._make_room(now)
+        else:
+            intake = known[0]
+        self._intakes[key] = intake, now
         intake.take(envelope)
         self.counts.received += 1
+
+    def _make_room(self, now: float) -> None:
+        while self._intakes:
+            oldest, (_, heard_at) = next(iter(self._intakes.items()))
+            if len(self._intakes) < self._most and now - heard_at <= SILENT_S:
+                return
+            del self._intakes[oldest]
 
     def malformed(self, error: WireError) -> None:
         """Count an unreadable message; its publisher is unknown."""

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynctl.adapters.event_channel import AnyPublisher
+from dynctl.adapters.event_channel import SILENT_S, AnyPublisher
+from dynctl.adapters.ports import ChannelCode, ChannelMessage, ChannelValue
 from dynctl.documents.replicas import (
     REPLICAS,
     ReplicaMessage,
@@ -743,3 +744,30 @@ def test_adds_and_frees_in_any_order_leave_no_load(order):
     batch = [events[at] for at in order]
     b.sync.take("a", _message(100, ACTIVE_SEQUENCES, encode_sequences(batch)))
     assert b.load == NONE
+
+
+def test_an_address_forgets_publishers_that_ended_when_a_new_one_sends() -> None:
+    """A router that starts again has another id: each would be kept with its last numbers."""
+    now = 0.0
+    seen: list[ChannelValue] = []
+    channel = EventChannel(EndpointId("", "", ""), "", 0, ZmqTransport("tcp://a:1"))
+    intake = AnyPublisher(channel, TOPICS, seen.append, most=3, clock=lambda: now)
+
+    def send(publisher: int, number: int) -> list[int | str]:
+        """What arrives of a message: its number, or the code of a condition."""
+        seen.clear()
+        intake.take(Envelope(publisher, number, 1_000 + number, TOPICS[0], b""))
+        return [v.sequence if isinstance(v, ChannelMessage) else v.code.value for v in seen]
+
+    lost = ChannelCode.EVENTS_DROPPED.value
+    assert send(1, 0) == [0]
+    now = SILENT_S
+    assert send(2, 0) == [0]
+    assert send(1, 2) == [lost, 2], "it was silent for just as long as it may be"
+    now = 2 * SILENT_S + 1.0
+    assert send(1, 4) == [lost, 4], "no new publisher, so it is still known"
+    assert send(3, 0) == [0]
+    assert send(2, 2) == [2], "forgotten: it is as if it began now"
+    assert send(1, 6) == [lost, 6]
+    assert send(4, 0) == [0], "a fourth: the one that is silent longest is forgotten"
+    assert send(3, 2) == [2]
