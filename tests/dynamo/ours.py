@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -93,8 +93,14 @@ def frontend_of(
         group.close()
 
 
-def wait(frontend: OurFrontend, condition: Any, what: str, seconds: float = 30) -> None:
-    """Wait for it; on the deadline fail with the log's end."""
+def wait(
+    frontend: OurFrontend,
+    condition: Any,
+    what: str,
+    seconds: float = 30,
+    shown: Callable[[], object] = str,
+) -> None:
+    """Wait for it; on the deadline fail with the log's end, and with ``shown`` as it is then."""
 
     def holds() -> bool:
         assert frontend.process.alive, frontend.process.tail(60)
@@ -106,7 +112,7 @@ def wait(frontend: OurFrontend, condition: Any, what: str, seconds: float = 30) 
     try:
         until_now(holds, seconds)
     except TimeoutError:
-        raise AssertionError(f"waited for {what}\n{frontend.process.tail(60)}") from None
+        raise AssertionError(f"waited for {what} {shown()}\n{frontend.process.tail(60)}") from None
 
 
 def zones(fleet: DynamoFleet, ids: Sequence[int | None]) -> list[str | None]:

@@ -88,7 +88,9 @@ def workers(
         # Dynamo's client takes one address, and learns the others from it.
         nats_server=f"nats://{nats[0].address}",
         environment={"DYN_REQUEST_PLANE": "nats", **users.password},
-        speedup=0,
+        # Without delays a request may end within the millisecond for which a worker gathers what
+        # it reports: that it is idle again would never be said.
+        speedup=10,
     ) as fleet:
         yield fleet
 

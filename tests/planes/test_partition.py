@@ -85,7 +85,7 @@ def codes(frontend: OurFrontend) -> set[str]:
 
 def test_one_of_two_frontends_is_cut_off_from_nats(pair: Pair, scores: Scores) -> None:
     """It says what it does not see; afterwards both have the same loads and the same index."""
-    wait(pair.near, pair.agree, "equal views before")
+    wait(pair.near, pair.agree, "equal views before", shown=pair.views)
     fault = "one of two frontends cut off from NATS, 3 s"
     with (
         scores.traffic(fault, pair.far, clients=100) as requests,
@@ -105,7 +105,7 @@ def test_one_of_two_frontends_is_cut_off_from_nats(pair: Pair, scores: Scores) -
         healed = len(requests.outcomes)
         wait(pair.far, lambda: len(requests.outcomes) >= healed + 40, "requests after the heal")
     began = time.monotonic()
-    wait(pair.far, pair.agree, "equal views")
+    wait(pair.far, pair.agree, "equal views", shown=pair.views)
     requests.right_s = time.monotonic() - began
     assert not requests.lost, requests.lost[:3]
     assert not others.lost, others.lost[:3]
@@ -140,5 +140,5 @@ def test_one_of_two_frontends_does_not_see_a_worker_that_came(
             wait(pair.far, lambda: worker.instance_id in pair.far.ready(), "the new worker")
             requests.right_s = time.monotonic() - began
         assert not requests.lost, requests.lost[:3]
-        wait(pair.far, pair.agree, "equal views")
+        wait(pair.far, pair.agree, "equal views", shown=pair.views)
     wait(pair.far, lambda: len(pair.far.workers()) == 2, "the worker to leave")

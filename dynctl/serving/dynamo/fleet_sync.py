@@ -46,7 +46,8 @@ MOST_IDLE: Final = 16
 _LEAVE_S: Final = 0.2
 #: After so many seconds the requests from before a loss have reached their workers.
 _ARRIVED_S: Final = 2.0
-#: For so many seconds after a loss requests may run whose begin was lost.
+#: For so many seconds after a loss requests may run whose begin was lost, and may a rank be in use
+#: whose last report has no used blocks. Workers report each change, but for use of under 1 ms.
 _UNSEEN_S: Final = 30.0
 
 
@@ -214,25 +215,27 @@ class FleetSync(SharedBookings):
         Forget the losses before which no booking of now was made.
 
         A report may arrive before the message by which the loss is noticed, and an idle rank does
-        not report again, so its time is compared with that of the booking."""
+        not report again, so its time is compared with that of the booking. A rank that never
+        reports the use of short requests is idle if it reports none for _UNSEEN_S either."""
         for router in self._routers.values():
             if router.missed_at is None or self._clock() - router.missed_at < _ARRIVED_S:
                 continue
             router.unsure &= router.bookings.keys()
-            for key in [key for key in router.unsure if self._has_ended(router.bookings[key], key)]:
+            quiet = self._clock() - router.missed_at > _UNSEEN_S
+            for key in list(router.unsure):
+                idle_at = self._idle_at.get(key[1:])
+                if idle_at is None or not (quiet or self._older(router.bookings[key], idle_at)):
+                    continue
                 router.unsure.discard(key)
                 self._free(router.bookings.pop(key))
-            if not router.unsure and self._clock() - router.missed_at > _UNSEEN_S:
+            if quiet and not router.unsure:
                 router.missed_at = None
                 self._service.clear_condition(codes.REPLICA_BEHIND, router.name)
 
-    def _has_ended(self, booking_id: str, key: _Key) -> bool:
-        """Whether the last report of its rank came after the booking and has no used blocks."""
-        idle_at = self._idle_at.get(key[1:])
-        return idle_at is not None and all(
-            idle_at > booking.booked_at
-            for booking in self._service.router.load.bookings(booking_id)
-        )
+    def _older(self, booking_id: str, at: float) -> bool:
+        """Whether a booking was made before ``at``."""
+        bookings = self._service.router.load.bookings(booking_id)
+        return all(booking.booked_at < at for booking in bookings)
 
     def _emit(self, batch: list[SequenceEvent]) -> bool:
         by_pool: dict[EndpointId, list[SequenceEvent]] = {}
@@ -345,8 +348,8 @@ class FleetSync(SharedBookings):
             codes.REPLICA_BEHIND,
             router.name,
             f"{router.lost:,} of its messages were lost, and no router sends them again: "
-            f"requests that ended in them count until their worker reports no used blocks, or "
-            f"until they expire, after {limit:g} s",
+            f"requests that ended in them count until their worker reports no used blocks, "
+            f"reports no use for {_UNSEEN_S:g} s, or until they expire, after {limit:g} s",
         )
 
     def _end(self, channel: EventChannel) -> None:

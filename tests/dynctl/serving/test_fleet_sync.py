@@ -329,6 +329,27 @@ async def test_a_worker_without_used_blocks_has_no_request_from_before_a_loss(
     assert not list(synced.service.conditions)
 
 
+@pytest.mark.parametrize(("used", "left"), [(0, 0), (3, 1)])
+async def test_a_rank_that_reports_no_use_for_long_has_no_request_from_before_a_loss(
+    synced: Synced, used: int, left: int
+) -> None:
+    """Dynamo's mock workers do not report requests that end within a millisecond."""
+    decode = synced.worker(Role.DECODE)
+    synced.service.apply(LoadReported(decode, 0, kv_used_blocks=used))
+    synced.now = 0.5
+    channel = synced.receive(SequenceAdded("r1", decode, 0, (1,), 0, THEIRS))
+    synced.now = 1.0
+    lost = ChannelCondition(ACTIVE_SEQUENCES, 0xFE, ChannelCode.EVENTS_DROPPED, "gap", 1)
+    synced.sync.take(channel, lost)
+    synced.now = 30.9
+    synced.service.expire()
+    assert synced.requests(decode) == 1
+    synced.now = 31.1
+    synced.service.expire()
+    assert synced.requests(decode) == left
+    assert len(list(synced.service.conditions)) == left
+
+
 async def test_a_loss_is_over_when_all_bookings_from_before_it_have_ended(synced: Synced) -> None:
     decode = synced.worker(Role.DECODE)
     channel = synced.receive(SequenceAdded("r1", decode, 0, (1,), 0, THEIRS))
