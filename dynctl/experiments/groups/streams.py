@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import ceil
 from statistics import median
 from typing import Final
@@ -16,7 +17,8 @@ _LONG: Final = 32
 _SHORT: Final = 1
 _PAIRS: Final = 3
 _MOST_PAIRS: Final = 5
-"""Where a short answer waited, its pair shows nothing: so many are sent at most."""
+"""Where a short answer waited, its pair shows nothing, and a busy client sees events late: so many
+are sent at most."""
 _WORDS: Final = 24
 _SHORTEST_S: Final = 0.05
 """Generating the long answer must take so much longer than the short one to show a buffer."""
@@ -63,6 +65,33 @@ class StreamFacts:
         extras = [(long, long.seconds - short.seconds) for short, long in pairs]
         return [(long, extra) for long, extra in extras if extra >= _SHORTEST_S]
 
+    @property
+    def held(self) -> Sequence[Reply]:
+        """The telling streams whose events came together at their end."""
+        if not self.telling:
+            return ()
+        extra = median(extra for _, extra in self.telling)
+        return [long for long, _ in self.telling if _came_together(long, extra)]
+
+    @property
+    def clear(self) -> bool:
+        """Whether enough streams are telling, and all or none of them were held back. One that
+        seems not to be among three that are was slow at the client."""
+        held, telling = len(self.held), len(self.telling)
+        return telling >= _PAIRS and (not held or held >= max(_PAIRS, telling - 1))
+
+
+def _came_together(long: Reply, extra: float) -> bool:
+    """Whether the events of a stream, generated for ``extra`` seconds, came together at its end.
+
+    One that is not held back has its first event when one token is generated. The longest of the
+    times between two events does not count, as a busy client makes one long, but the first event
+    must come in the second half all the same.
+    """
+    times = (*long.events, long.seconds)
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    return sum(gaps) < extra / 2 and sum(gaps) - max(gaps) < extra / 4
+
 
 async def _gather(bench: Bench) -> StreamFacts:
     model = bench.subject.model
@@ -86,10 +115,12 @@ async def _gather(bench: Bench) -> StreamFacts:
 
 def _shows_too_little(facts: StreamFacts) -> bool:
     """Whether one more pair can show more. No answer is long enough where none of the first is."""
-    pairs, telling = len(facts.long), len(facts.telling)
+    pairs = len(facts.long)
     if pairs < _PAIRS:
         return True
-    return pairs < _MOST_PAIRS and 0 < telling < _PAIRS and not refusal(facts.long)
+    return (
+        pairs < _MOST_PAIRS and not refusal(facts.long) and bool(facts.telling) and not facts.clear
+    )
 
 
 async def _cancel(bench: Bench, per_token: float, *, exactly: bool) -> CancelFacts | Skipped:
@@ -126,13 +157,10 @@ def _incremental(facts: StreamFacts) -> Outcome:
         extra = median(long.seconds for long in facts.long)
         extra -= median(short.seconds for short in facts.short)
         return Skipped(f"{_LONG} tokens take {extra * 1e3:.0f} ms longer than 1: too short to see")
-    extra = median(extra for _, extra in telling)
-    # A stream that is not held back has its first event when one token is generated. It seems held
-    # back where it waited three times as long as it was generated, so that has to be seen of all.
-    held = [long for long, _ in telling if long.events[0] > long.seconds - extra / 4]
+    held = facts.held
     first = median(long.events[0] for long, _ in telling)
     whole = median(long.seconds for long, _ in telling)
-    if len(held) == len(telling):
+    if held and facts.clear:
         return Wrong((found(facts.model, first=f"after {first:.2f} s", whole=f"{whole:.2f} s"),))
     if held:
         return Skipped(f"{len(held)} of {len(telling)} streams came at once, the others did not")

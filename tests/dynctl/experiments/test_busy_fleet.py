@@ -12,7 +12,10 @@ import pytest
 from hypothesis import settings
 
 from dynctl.base.tasks import end_tasks
+from dynctl.experiments.canary import Reply
+from dynctl.experiments.groups.streams import STREAMS, StreamFacts
 from dynctl.findings.report import State
+from dynctl.findings.runner import Passed, Skipped, Wrong
 from router_core import RouterConfig
 from tests.dynctl.experiments.trials import ENGINE, result_of, states
 from tests.dynctl.serving.fleets import Site, site
@@ -72,3 +75,41 @@ async def test_a_busy_fleet_is_not_blamed(name: str):
     assert not blamed
     if name == "kv":
         assert {states(report)["DYE0401"] for report in runs} == {State.PASS}
+
+
+SHORT = Reply(200, events=(0.02,), seconds=0.02, done=True)
+BY_TOKEN = tuple(0.02 + 0.01 * number for number in range(32))
+TOGETHER = (0.33,) * 32
+
+
+def stream(events: tuple[float, ...], pause: float = 0.0, before: int = 0) -> Reply:
+    """A stream whose client was away for ``pause`` seconds before this event."""
+    seen = [max(at, events[before] + pause) if n >= before else at for n, at in enumerate(events)]
+    return Reply(200, events=tuple(seen), seconds=seen[-1], done=True)
+
+
+@pytest.mark.parametrize(
+    ("streams", "outcome"),
+    [
+        ([stream(BY_TOKEN)] * 3, Passed),
+        ([stream(BY_TOKEN, 0.2, 0)] * 3, Passed),
+        ([stream(BY_TOKEN, 0.2, 12)] * 3, Passed),
+        ([stream(TOGETHER)] * 3, Wrong),
+        ([stream(TOGETHER, 0.1, 20)] * 3, Wrong),
+        ([stream(TOGETHER, 0.2, 20), *[stream(TOGETHER)] * 3], Wrong),
+        ([stream(BY_TOKEN)] * 2 + [stream(TOGETHER)] * 3, Skipped),
+        ([stream(BY_TOKEN)] * 4 + [stream(TOGETHER)], Skipped),
+        ([stream((0.02, 0.17, 0.33))] * 3, Passed),
+    ],
+    ids=[
+        *("by token", "late at the first", "late in the middle", "held back"),
+        *("held back, and late in the middle", "one of four was late for long"),
+        *("two of five come", "one of five is held back", "eight tokens an event"),
+    ],
+)
+def test_a_client_that_is_late_changes_no_verdict_about_buffers(
+    streams: list[Reply], outcome: type
+) -> None:
+    facts = StreamFacts("m", [SHORT] * len(streams), streams, Skipped("no stream"))
+    check = next(check for check in STREAMS.checks if check.code == "DYE0301")
+    assert isinstance(check.judge(facts), outcome)
