@@ -20,7 +20,7 @@ from dynctl.documents.hits import (
 from dynctl.documents.recording import RECORD_MORE
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import Column, number_column, table
-from dynctl.screens.numbers import plural
+from dynctl.screens.numbers import plural, sent_to
 
 #: Losses that are described, on narrow and on wide screens.
 _MOST_LOSSES = 3
@@ -59,9 +59,7 @@ def _head(report: HitsReport) -> str:
     parts = ["prefix hit rate"]
     if report.start is not None and report.end is not None:
         parts.append(_span(report.start, report.end))
-    parts.append(plural(report.requests, "request"))
-    if report.workers:
-        parts.append(plural(report.workers, "worker"))
+    parts.append(sent_to(report.requests, report.workers))
     if len(report.models) > 1:
         parts.append(plural(len(report.models), "model"))
     elif report.models and report.models != [_UNNAMED]:

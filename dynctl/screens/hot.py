@@ -7,7 +7,7 @@ from dynctl.documents.hot import HotPrefix, HotReport
 from dynctl.documents.recording import RECORD_MORE
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import Column, number_column, or_dash, table
-from dynctl.screens.numbers import data_size, plural
+from dynctl.screens.numbers import data_size, sent_to
 
 _COLUMNS: tuple[Column[HotPrefix], ...] = (
     Column("prefix", "PREFIX", lambda row: row.prefix),
@@ -37,8 +37,7 @@ def hot_screen(report: HotReport, canvas: Canvas) -> str:
     """The head, the table, and what is not certain."""
     head = [
         f"shared prefixes, {len(report.prefixes):,} of {report.shared:,}",
-        plural(report.requests, "request"),
-        plural(report.workers, "worker"),
+        sent_to(report.requests, report.workers),
         report.source,
     ]
     lines = canvas.paragraph(", ".join(part for part in head if part), first="", rest="  ")

@@ -93,3 +93,9 @@ def middle(text: str, width: int) -> str:
         return beginning(text, width)
     head = (width - 2) // 2
     return f"{beginning(text, head)}..{ending(text, width - 2 - head)}"
+
+
+def sent_to(requests: int, workers: int) -> str:
+    """The requests of a recording, and to how many workers they went; 0: not known."""
+    to = f" to {plural(workers, 'worker')}" if workers else ""
+    return plural(requests, "request") + to

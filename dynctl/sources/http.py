@@ -24,6 +24,7 @@ from dynctl.base.errors import (
     UsageProblem,
     file_problem,
     network_reason,
+    single_line,
     without_credentials,
 )
 from dynctl.base.files import expect_regular
@@ -228,16 +229,11 @@ def error_message(response: httpx.Response) -> str:
     document = json_object(response)
     if not document:
         plain = response.text.strip()
-        return WEB_PAGE if plain.startswith("<") else _marked(plain)
+        return WEB_PAGE if plain.startswith("<") else single_line(plain, _LONGEST_REASON)
     error = document.get("error", document.get("message", document.get("detail", "")))
     if isinstance(error, dict):
         error = error.get("message", "")
-    return _marked(str(error))
-
-
-def _marked(text: str) -> str:
-    """At most 500 characters, with a mark where it is cut."""
-    return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 3] + "..."
+    return single_line(str(error), _LONGEST_REASON)
 
 
 def error_code(response: httpx.Response) -> str:

@@ -54,7 +54,7 @@ def test_the_ladder_of_a_recording(dynctl, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ran = dynctl("hits", "a.dynrec")
     assert ran.code == 0, ran.err
-    assert "78 requests, 5 workers, model tiny" in ran.out
+    assert "78 requests to 5 workers, model tiny" in ran.out
     lines = ran.out.splitlines()
     assert all(len(line) <= 80 for line in lines)
     assert any(line.startswith("all tokens of the prompts") for line in lines)
@@ -75,7 +75,7 @@ def test_the_ladder_of_a_recording(dynctl, tmp_path: Path, monkeypatch):
 def test_generated_requests_have_no_name_of_a_model(dynctl):
     heading = " ".join(dynctl("hits", *SMALL).out.partition("\n\n")[0].split())
     assert heading.startswith("prefix hit rate,")
-    assert "300 requests, 3 workers, generated chat simulated" in heading
+    assert "300 requests to 3 workers, generated chat simulated" in heading
 
 
 def replayed(dynctl, command: str) -> list[dict[str, Any]]:
@@ -667,7 +667,7 @@ def test_hot_prefixes_of_a_recording_on_a_screen(dynctl, tmp_path: Path, monkeyp
     recording(Path("a.dynrec"))
     ran = dynctl("hot", "a.dynrec", "--top", 3)
     assert ran.code == 0, ran.err
-    assert "shared prefixes, 3 of 13, 78 requests, 5 workers" in " ".join(ran.out.split())
+    assert "shared prefixes, 3 of 13, 78 requests to 5 workers" in " ".join(ran.out.split())
     assert "TOO MANY COPIES" not in ran.out
     assert all(len(line) <= width for line in ran.out.splitlines())
     report = dynctl("hot", "a.dynrec", "-o", "json").json
