@@ -593,7 +593,7 @@ async def test_replay_that_drops_the_end_of_its_answers_is_asked_on(bench):
     publisher.capacity = 4
     for seq in range(10):
         publisher.keep(seq, batch(seq))
-    bounds = StreamBounds(replay_wait=0.05, idle_check=600.0)
+    bounds = StreamBounds(replay_wait=0.5, idle_check=600.0)
     follower = bench.follower(publisher, bounds=bounds)
     async with running(follower.run()):
         await bench.recorder.until_seq(9)
