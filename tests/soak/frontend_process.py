@@ -11,6 +11,7 @@ import uvloop
 
 from dynctl.serving.http.process import serve
 from dynctl.serving.http.server import build_frontend
+from dynctl.serving.http.start import settle_malloc
 from dynctl.serving.routing.config import FrontendConfig, HealthConfig, ReplicaConfig
 from dynctl.serving.telemetry.log_format import configure_logging
 from dynctl.tokenization import DEMO_MODEL_DIR
@@ -38,6 +39,7 @@ async def run(settings: dict[str, Any]) -> int:
     )
     configure_logging(config.log_format, config.log_level)
     loop = asyncio.get_running_loop()
+    settle_malloc()  # `serve` starts no thread before it does; one would have its own arena
     report_on_request(
         lambda: {"tasks": len(asyncio.all_tasks(loop)), "objects": sys.getallocatedblocks()}
     )
