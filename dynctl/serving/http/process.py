@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -36,6 +37,7 @@ from dynctl.serving.http.start import (
     listen,
     settle_garbage_collector,
     settle_malloc,
+    tidy_memory_when_idle,
 )
 from dynctl.serving.records.metrics import Metrics
 from dynctl.serving.records.recorder import Recordings
@@ -212,6 +214,10 @@ class ServingProcess:
                 while inference.in_flight or service.admission.waiting:  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
 
+    def is_idle(self) -> bool:
+        """Whether no request runs here, or is known to run at a worker."""
+        return not self.core.inference.in_flight and not any(True for _ in self.service.router.load)
+
     async def close(self) -> None:
         """Stop everything; running requests are aborted."""
         await self.administration.recordings.close()
@@ -328,6 +334,7 @@ async def serve(build: Callable[[], ServingProcess]) -> int:
     if process is None:
         return 0
     settle_garbage_collector()
+    process.service.tasks.start("tidying memory", partial(tidy_memory_when_idle, process.is_idle))
     try:
         process.log_start()
         if process.config.announce:

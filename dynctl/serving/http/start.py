@@ -1,11 +1,12 @@
 """The start of every server process: listen, announce the addresses, settle the memory."""
 
+import asyncio
 import ctypes
 import gc
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -18,6 +19,8 @@ _GC_THRESHOLDS = (100, 1, 30_000)
 #: Parameters of mallopt(3) and their values (see `settle_malloc`).
 _M_ARENA_MAX, _ARENAS = -8, 1
 _M_MMAP_THRESHOLD, _MAPPED_BYTES = -3, 128 * 1024
+#: Seconds between two tidyings of memory, and between two looks for a moment without requests.
+_TIDY_S, _LOOK_S = 300.0, 0.1
 
 
 class StartError(UsageProblem):
@@ -122,3 +125,22 @@ def settle_garbage_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
+
+
+async def tidy_memory_when_idle(idle: Callable[[], bool]) -> None:
+    """While ``idle``, and at most every 5 minutes, collect cycles and return what nothing uses.
+
+    What peaks leave stays otherwise: cycles, the interpreter's lists of free tuples (up to 40,000),
+    pages between the blocks of malloc. In an hour of 50 requests a second that was 2 MB more. It
+    takes some milliseconds, and then nobody waits for them.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    pause = _TIDY_S
+    while True:
+        await asyncio.sleep(pause)
+        pause = _LOOK_S
+        if idle():
+            gc.collect()
+            if trim is not None:
+                trim(0)
+            pause = _TIDY_S

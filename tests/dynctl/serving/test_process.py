@@ -8,14 +8,17 @@ import os
 import signal
 import subprocess
 import sys
+import weakref
 from collections import deque
 from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
 
+from dynctl.base.tasks import end_tasks
+from dynctl.serving.http import start
 from dynctl.serving.http.start import settle_garbage_collector
-from tests.dynctl.serving.fleets import chat_body, until
+from tests.dynctl.serving.fleets import chat_body, site, until
 from tests.waiting import patience
 
 FRONTEND = f"""
@@ -199,6 +202,35 @@ def test_a_young_collection_visits_few_objects(monkeypatch: pytest.MonkeyPatch):
         gc.set_threshold(*before)
     assert len(young) > 2
     assert max(young) < 5_000
+
+
+async def test_memory_is_tidied_while_no_request_runs(monkeypatch):
+    monkeypatch.setattr(start, "_TIDY_S", 0.0)
+    monkeypatch.setattr(start, "_LOOK_S", 0.0)
+    async with site([{"name": "one", "speedup_ratio": 1.0}]) as fleet:
+        process = fleet.frontend
+        gc.disable()
+        try:
+            running = asyncio.create_task(fleet.chat(max_tokens=20))
+            await until(lambda: not process.is_idle())
+            task = asyncio.create_task(start.tidy_memory_when_idle(process.is_idle))
+            await asyncio.sleep(0)
+            cycle = Cycle()
+            kept = weakref.ref(cycle)
+            del cycle
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert kept() is not None
+            assert (await running)[0] == 200
+            await until(lambda: kept() is None)
+        finally:
+            gc.enable()
+            await end_tasks([task])
+
+
+class Cycle:
+    def __init__(self) -> None:
+        self.itself = self
 
 
 ARENAS = """
