@@ -21,6 +21,9 @@ _LONG: Final = "and then the next page says more about it " * 400
 _MOST_LOST: Final = 50
 _MESSAGES: Final = 5
 _BEHIND_S: Final = 1.0
+#: The client takes the connection that is unused longest: with more, those of a queue that is long
+#: over would all be used again, and count as descriptors of the frontend.
+_UNUSED_S: Final = 2.0
 
 
 class Clients:
@@ -43,7 +46,7 @@ class Clients:
         self._since = time.monotonic()
         self._running: set[asyncio.Task[None]] = set()
         self._client = aiohttp.ClientSession(
-            timeout=_TIMEOUT, connector=aiohttp.TCPConnector(limit=0)
+            timeout=_TIMEOUT, connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_UNUSED_S)
         )
 
     async def close(self) -> None:
