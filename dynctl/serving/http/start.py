@@ -131,8 +131,9 @@ async def tidy_memory_when_idle(idle: Callable[[], bool]) -> None:
     """While ``idle``, and at most every 5 minutes, collect cycles and return what nothing uses.
 
     What peaks leave stays otherwise: cycles, the interpreter's lists of free tuples (up to 40,000),
-    pages between the blocks of malloc. In an hour of 50 requests a second that was 2 MB more. It
-    takes some milliseconds, and then nobody waits for them.
+    pages between the blocks of malloc. Measured with 50 requests a second: 5,000 to 9,000 objects
+    more in five minutes, of which none was left after it. It takes some milliseconds, and then
+    nobody waits for them.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     pause = _TIDY_S
