@@ -31,8 +31,8 @@ is the time from the stream to the index.
 
 Messages of replica sync are not stored. Routers that share load over `--router-replica-peer` or
 `--router-replica-nats` send all bookings again after a loss. Dynamo's routers do not: here, a
-request whose end was lost counts until its worker reports no used blocks, reports no use in the
-30 s after the loss, or until it expires after 300 s.
+request whose end was lost counts until its worker reports no used blocks, no use in the 30 s after
+the loss, or until it expires after 300 s.
 
 `make test-planes` holds that our frontend loses none. While no NATS server is there requests wait
 for 8 s, then they get 503 with `retry-after`. `make test-planes ARGS=--record` writes the numbers,
