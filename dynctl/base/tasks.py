@@ -142,8 +142,11 @@ class Supervisor:
 
 
 def _is_cancelled() -> bool:
-    """Whether someone asked for the end of this task. A local name of the task would be a cycle
-    until a full collection: a cancelled task keeps its error, whose traceback has the frame."""
+    """Whether the current task was cancelled.
+
+    A local variable of the caller for the task would make a reference cycle: a cancelled task
+    refers to its error, the error's traceback to the caller's frame, and the frame to the task.
+    """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

@@ -21,8 +21,8 @@ _LONG: Final = "and then the next page says more about it " * 400
 _MOST_LOST: Final = 50
 _MESSAGES: Final = 5
 _BEHIND_S: Final = 1.0
-#: The client takes the connection that is unused longest: with more, those of a queue that is long
-#: over would all be used again, and count as descriptors of the frontend.
+#: aiohttp reuses the connection that was unused longest. With a longer limit it keeps all of the
+#: connections of an earlier queue in use, and they count as descriptors of the frontend.
 _UNUSED_S: Final = 2.0
 
 

@@ -75,8 +75,8 @@ class StreamFacts:
 
     @property
     def clear(self) -> bool:
-        """Whether enough streams are telling, and all or none of them were held back. One that
-        seems not to be among three that are was slow at the client."""
+        """Whether enough streams are telling, and all or none of them were held back. Beside three
+        held streams one other stream may differ: the client read its events late."""
         held, telling = len(self.held), len(self.telling)
         return telling >= _PAIRS and (not held or held >= max(_PAIRS, telling - 1))
 
@@ -84,9 +84,9 @@ class StreamFacts:
 def _came_together(long: Reply, extra: float) -> bool:
     """Whether the events of a stream, generated for ``extra`` seconds, came together at its end.
 
-    One that is not held back has its first event when one token is generated. The longest of the
-    times between two events does not count, as a busy client makes one long, but the first event
-    must come in the second half all the same.
+    A stream that is not held back has its first event when one token is generated. A busy client
+    makes the longest time between two events longer, so this time does not count; but the first
+    event must come in the second half of the generation.
     """
     times = (*long.events, long.seconds)
     gaps = [later - earlier for earlier, later in pairwise(times)]

@@ -438,7 +438,7 @@ class Fleet:
             self._upstream.authorize(member.spec.url, None)
         if member.task is not None:
             await end_tasks([member.task])
-            member.task = None  # it keeps its error, and that its work with the member: a cycle
+            member.task = None  # it refers to its error, and through it to the member
         self.index.unfollow(member.spec.worker_id)
         self._regroup(member, None)
         if member.worker is not None:
